@@ -70,6 +70,7 @@ class Registration:
         self._record = record
         self._said: records.BookieRecord | None = None
         self._said_at = 0.0  # by the monotonic clock
+        self._lost = False  # the session
 
     async def check_only_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as this bookie. Must be called before anything in the directory is
@@ -118,8 +119,14 @@ class Registration:
             except BadVersion:
                 continue  # the cookie record has a new position of the journal
             self._said, self._said_at = record, self._clock.monotonic()
+            self._lost = False
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
+
+    @property
+    def is_registered(self) -> bool:
+        """Returns whether clients find the bookie in the metadata, as far as it knows."""
+        return self._said is not None and not self._lost
 
     async def unregister(self) -> None:
         """Deletes the registration: no client chooses the bookie for a new ledger until it registers again."""
@@ -144,6 +151,7 @@ class Registration:
         """
         while True:
             await self.metadata.wait_session_lost()
+            self._lost = True
             _LOG.warning("the metadata session is lost")
             if self._new_session is None:
                 return

@@ -317,6 +317,16 @@ class Bookie:
         )  # fmt: skip
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
+    def why_not_ready(self) -> list[str]:
+        """Returns why the bookie does not serve as one that has all its data; empty: it does. One that takes no writes
+        (read-only) serves reads, and is ready. A start has replayed the journal before it returns."""
+        reasons = []
+        if not self._registration.is_registered:
+            reasons.append(f"bookie {self.id} is not registered in the metadata now")
+        if self._limbo.limbo_upto >= 0:
+            reasons.append(f"bookie {self.id} restores lost data: it is in limbo")
+        return reasons
+
     def histograms(self) -> dict[str, Histogram]:
         """Returns the histograms by the names under which cli/run/metrics.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}

@@ -28,6 +28,7 @@ from .common.retry import LogThrottle
 from .grpc import checked as later
 from .grpc.checked import CheckedService
 from .grpc.connection import BrokerService
+from .grpc.probes import make_probe_services
 from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
 from .pulsar.protocol import PulsarProtocol, make_advertised_urls
@@ -39,6 +40,10 @@ _LOG = logging.getLogger("magnetar.broker")
 NewSession = Callable[[], Awaitable[MetadataStore]]
 HELD_INTERVAL_S = 1.0
 """Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
+LOAD_REPORT_S = 10.0
+"""Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
+BUSY_KEPT = 0.5 ** (LOAD_REPORT_S / 30.0)
+"""The share of the last report in the next one: what a broker did 30 s ago counts half."""
 RENEW_RETRY_S = 1.0
 """Seconds between two attempts to open a new metadata session."""
 
@@ -47,8 +52,9 @@ class Broker:
     """A broker. The caller must close `metadata`. `new_session` opens another metadata session when one is lost."""
 
     def __init__(
-        self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
-    ) -> None:
+        self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
+        used_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:  # fmt: skip
         config.validate()
         self.topic_manager = TopicManager(world, config)
         self._services = {
@@ -63,6 +69,7 @@ class Broker:
         self._config = config
         self._metadata = metadata
         self._new_session = new_session
+        self._used_s = used_s
         self.background = Supervisor()
         self._serving: Serving | None = None
         self._pulsar: ByteServing | None = None
@@ -72,17 +79,21 @@ class Broker:
 
     @classmethod
     async def start(
-        cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
-    ) -> Broker:
-        """Starts a broker; when this returns, the broker serves. Raises Busy if a port is taken, and the errors of the
+        cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None,
+        used_s: Callable[[], float] = lambda: 0.0,
+    ) -> Broker:  # fmt: skip
+        """Starts a broker; when this returns, the broker serves. `used_s` returns the processor time of this process in
+        seconds, of which the broker reports its load. Raises Busy if a port is taken, and the errors of the
         metadata."""
-        broker = cls(world, config, metadata, new_session)
+        broker = cls(world, config, metadata, new_session, used_s)
         await broker._start()
         return broker
 
     async def _start(self) -> None:
         config = self._config
-        services = list(self._services.items())
+        services: list[tuple[str, object]] = list(self._services.items())
+        names = tuple(f"magnetar.wire.{each}" for each in self._services)
+        services += make_probe_services(self.topic_manager.readiness, names)
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
         network = self._world.network
         access = ListenerAccess(limits=limits, memory=self.topic_manager.memory)
@@ -104,6 +115,7 @@ class Broker:
         self.background.supervise("broker-session", self._follow_session)
         self.background.supervise("broker-upkeep", self._maintain_topics)
         self.background.supervise("broker-orphans", self._sweep)
+        self.background.supervise("broker-load", self._report_load)
         if config.state_memory_bytes:
             self.background.supervise("broker-memory", self._measure_memory)
 
@@ -156,6 +168,18 @@ class Broker:
                     await self.topic_manager.transactions.load_unowned()
             except MagnetarError as error:
                 _LOG.warning("coordinators of transactions were not looked after: %s", error)
+
+    async def _report_load(self) -> None:
+        now, busy = self._world.clock.monotonic, 0.0
+        at, used = now(), self._used_s()
+        while True:
+            await asyncio.sleep(LOAD_REPORT_S)
+            since, before, at, used = at, used, now(), self._used_s()
+            busy = busy * BUSY_KEPT + 100 * (used - before) / max(at - since, 1e-3) * (1 - BUSY_KEPT)
+            try:
+                await self.topic_manager.report_load(round(busy))
+            except MagnetarError as error:
+                _LOG.info("the load of this broker is not reported: %s", error)
 
     async def _measure_memory(self) -> None:
         while True:
@@ -250,8 +274,19 @@ class Broker:
             return
         self._closing = True
         await self.background.close()
+        await self._drain()
         await self.topic_manager.close()
         await self._stop_serving(self._config.close_grace_s)
+
+    async def _drain(self) -> None:
+        """Gives what this broker owns to others of its group, for `drain_timeout_s` at most."""
+        if not self._config.drain_timeout_s or not await self.topic_manager.can_move():
+            return
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self.topic_manager.drain()
+        except (TimeoutError, MagnetarError) as error:
+            _LOG.warning("not everything is given to other brokers, the rest is released: %s", error or "too slow")
 
     async def _stop_serving(self, grace_s: float = 0.0) -> None:
         self.rest.shut_down()

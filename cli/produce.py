@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import click
 from ..proto.states import NUMBERS
 from ..runtime.clock import SystemClock
 from .common.exits import Failure
-from .common.session import Session, with_session
+from .common.session import COMPLETED, Session, with_session
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -47,20 +48,25 @@ class _WithHint(click.Command):
 
 
 @click.command(cls=_WithHint)
-@click.argument("topic")
+@click.argument("topic", shell_complete=COMPLETED["topic"])
 @click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
 )
+@click.option("-l", "--lines", is_flag=True, help="The lines of standard input, a message each.")
 @click.option(
-    "-n", "--count", type=click.IntRange(1, 10**12), default=1, show_default=True, help="Send all of it so often."
-)
+    "-n", "--count", type=click.IntRange(1, 10**12), default=None,
+    help="Send all of it so often; {i} in -m and -k is then the number of the message, from 1.  [default: 1]",
+)  # fmt: skip
 @click.option(
     "-r", "--rate", type=FiniteNumber(0.001), default=None, help="Messages per second (default: all it takes)."
 )
 @click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
 @click.option(
     "-p", "--properties", multiple=True, callback=_is_text, metavar="KEY=VALUE,…", help="Properties of the messages."
+)
+@click.option(
+    "-H", "--header", "headers", multiple=True, callback=_is_text, metavar="KEY:VALUE", help="A property of them."
 )
 @click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
 @click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
@@ -71,10 +77,12 @@ def produce(
     topic: str,
     messages: tuple[str, ...],
     path: str | None,
-    count: int,
+    lines: bool,
+    count: int | None,
     rate: float | None,
     key: str | None,
     properties: tuple[str, ...],
+    headers: tuple[str, ...],
     compression: str,
     deliver_after: str | None,
     deliver_at: int | None,
@@ -83,21 +91,25 @@ def produce(
 
     \b
     Examples:
-      magnetar produce orders -m hello -m world
+      magnetar produce orders -m hello -m world -H trace:4711
+      magnetar produce orders -n 5 -m "order {i}" -k "customer-{i}"
       magnetar produce orders -m "remind me" --deliver-after 3d
       seq 1000 | magnetar produce orders --rate 100 -k customer-7
     """
     from .common import units
     from .common.output import show_progress
 
-    given = units.parse_properties(properties)
+    given = units.parse_properties(properties) | dict(map(_header, headers))
     after_s = units.parse_duration(deliver_after, 1)
     if after_s is not None and after_s < 0:
         raise click.UsageError("--deliver-after is a time from now on, such as 10s")
     if after_s is not None and deliver_at is not None:
         raise click.UsageError("either --deliver-after or --deliver-at")
-    payloads = _payloads(messages, path, count)
-    total = len(messages) * count if messages else None
+    if lines and (messages or path is not None):
+        raise click.UsageError("either -m, -f or -l")
+    payloads = _payloads(messages, "-" if lines else path, count or 1)
+    total = len(messages) * (count or 1) if messages else None
+    numbered = count is not None and bool(messages)
     with _Sending(session, topic, compression) as sending, show_progress(f"produce {topic}", total) as counted:
         options: dict[str, Any] = {"properties": given or None, "partition_key": key}
         if after_s is not None:
@@ -105,11 +117,25 @@ def produce(
         elif deliver_at is not None:
             options["deliver_at"] = deliver_at
         for sent, payload in enumerate(_paced(payloads, rate), 1):
+            if numbered:
+                payload = payload.replace(NUMBER, b"%d" % sent)
+                options["partition_key"] = key and key.replace(NUMBER.decode(), str(sent))
             sending.send(payload, options)
             if sent % 1000 == 0 or rate:
                 counted(sent)
         confirmed = sending.finish()
     session.out.print_done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
+
+
+NUMBER = b"{i}"
+"""In a message or a key that is sent often: its number."""
+
+
+def _header(text: str) -> tuple[str, str]:
+    key, mark, value = text.partition(":")
+    if not mark or not key.strip():
+        raise click.UsageError(f"{text[:80]!r} is not KEY:VALUE")
+    return key.strip(), value.strip()
 
 
 def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterable[bytes]:
@@ -211,9 +237,9 @@ POLL_MS = 200
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=COMPLETED["topic"])
 @click.option(
-    "-s", "--subscription", default=None,
+    "-s", "--subscription", default=None, shell_complete=COMPLETED["subscription"],
     help="Name of the subscription; made when it does not exist, and kept. Without: nothing is kept.",
 )  # fmt: skip
 @click.option("-n", "--count", type=click.IntRange(0), default=None, help="End after so many; 0: never (as --follow).")
@@ -233,6 +259,11 @@ POLL_MS = 200
 @click.option(
     "--idle", type=FiniteNumber(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
 )
+@click.option(
+    "--format", "template", default=None, metavar="TEXT",
+    help="How a message is printed: {data}, {key}, {id}, {topic}, {time}, {properties}, {redeliveries}; \\n, \\t.",
+)  # fmt: skip
+@click.option("--pipe", "program", default=None, metavar="COMMAND", help="Give each to a shell command of its own.")
 @with_session
 def consume(
     session: Session,
@@ -243,6 +274,8 @@ def consume(
     kind: str | None,
     follow: bool,
     idle: float,
+    template: str | None,
+    program: str | None,
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
@@ -251,17 +284,23 @@ def consume(
 
     With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.
 
+    --pipe writes the payload to the standard input of the command, and acknowledges it when the command ends with 0; at
+    any other end it stops, and the message comes again.
+
     \b
     Examples:
       magnetar consume orders -s billing -n 10
       magnetar consume orders --follow
       magnetar consume orders -s audit --follow -o json | jq .payload
+      magnetar consume orders -s audit --format '{time} {key} {data}\\n'
+      magnetar consume orders -s audit --pipe 'jq .total'
     """
     from ..client.model.message_id import MessageId
     from ..client.model.settings import ConsumerType, InitialPosition
 
     if subscription is None and kind is not None:
         raise click.UsageError("--type is of a subscription: name it with -s")
+    show = _shown(session.out, template, program)
     for_ever = follow or count == 0
     client = session.client()
     try:
@@ -277,19 +316,18 @@ def consume(
             )
             receive, acknowledge = consumer.receive, consumer.acknowledge
         idle_ms = None if for_ever or count else int(idle * 1000)
-        _copy(receive, acknowledge, session.out, None if for_ever else count, idle_ms)
+        _copy(receive, acknowledge, show, None if for_ever else count, idle_ms)
     finally:
         client.close()
 
 
 def _copy(
-    receive: Callable[[int], Message], acknowledge: Callable[[Message], None] | None, out: Output, count: int | None,
-    idle_ms: int | None,
+    receive: Callable[[int], Message], acknowledge: Callable[[Message], None] | None, show: Callable[[Message], None],
+    count: int | None, idle_ms: int | None,
 ) -> int:  # fmt: skip
-    """Prints and acknowledges messages, until there were `count`, or none arrives for `idle_ms`. Returns the number of
+    """Shows and acknowledges messages, until there were `count`, or none arrives for `idle_ms`. Returns the number of
     messages."""
     from ..client.common.errors import Timeout
-    from .common.output import print_message, printed_message_of
 
     done, silent_ms = 0, 0
     while done != count:
@@ -301,8 +339,56 @@ def _copy(
                 break
             continue
         silent_ms = 0
-        print_message(printed_message_of(message), out)
+        show(message)
         if acknowledge is not None:
             acknowledge(message)
         done += 1
     return done
+
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+FIELDS = ("data", "key", "id", "topic", "time", "properties", "redeliveries")
+_FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
+
+
+def _shown(out: Output, template: str | None, program: str | None) -> Callable[[Message], None]:
+    """Returns what is done with a message before it is acknowledged. Raises UsageError for what is no template."""
+    from .common.output import print_message, printed_message_of
+
+    if template is not None and program is not None:
+        raise click.UsageError("either --format or --pipe")
+    if program is not None:
+        return lambda message: _give(program, message)
+    if template is None:
+        return lambda message: print_message(printed_message_of(message), out)
+    unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
+    if unknown:
+        raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")
+    return lambda message: print(formatted(template, message), end="", flush=True)
+
+
+def formatted(template: str, message: Message) -> str:
+    """Returns the text of a message. A field is put in as it is: what it contains is no template again."""
+    from datetime import UTC, datetime
+
+    from .common.output import printed_message_of
+
+    found = printed_message_of(message)
+    values: dict[str, Callable[[], str]] = {
+        "data": lambda: found.payload.decode("utf-8", "backslashreplace"), "key": lambda: found.key,
+        "id": lambda: found.message_id, "topic": lambda: found.topic,
+        "time": lambda: datetime.fromtimestamp(found.publish_time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "properties": lambda: ",".join(f"{name}={value}" for name, value in found.properties.items()),
+        "redeliveries": lambda: str(found.redelivery_count),
+    }  # fmt: skip
+    return _FIELD.sub(lambda at: values[at[1]]() if at[1] else ESCAPES[at[2]], template)
+
+
+def _give(program: str, message: Message) -> None:
+    """Gives a message to a command of the shell. Raises Failure if that does not end with 0."""
+    import subprocess
+
+    code = subprocess.run(program, shell=True, input=message.data(), check=False).returncode
+    if code != 0:
+        place = message.message_id()
+        raise Failure(f"the command ended with {code} at message {place}, which is not acknowledged and comes again")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import Output
+from .common.output import OUTPUT, Output
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ QUESTIONS: tuple[tuple[str, Ask], ...] = (
 @click.command()
 @click.argument("url")
 @click.option("--tls-ca", default="", metavar="FILE", help="Who signs its certificate.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@OUTPUT
 def check(url: str, tls_ca: str, output: str) -> None:
     """What a server lets a caller do who shows no credentials. It asks, and changes nothing. Exit code 1: something.
 

@@ -159,14 +159,19 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     pulsar: dict[str, tuple[str, ...]] = {}  # name of a listener ("": the default) → URLs of Pulsar's protocol
     http: str = ""  # http:// or https:// URL of its REST interface; empty: it serves none
     group: str = ""  # those of one group share what any of them is asked for; empty: it takes that itself
+    draining: bool = False  # it gets no bundles, and gives away what it owns
+    busy_percent: int = 0  # of one core, by its process, as it reported last
+    bundles: int = 0  # that it owned then, coordinators of transactions too
+    report: int = 0  # ascends with each report of one registration
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):
-    """The broker that serves a bundle."""
+    """The broker that serves a bundle, or that is assigned to take it."""
 
     kind = 7
     broker: str
     endpoint: str
+    assigned_by: str = ""  # the broker that assigned it, whose session has this record; empty: the owner has taken it
 
 
 class TenantRecord(Record, frozen=True, kw_only=True):

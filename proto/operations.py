@@ -393,6 +393,35 @@ LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
 )
 FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
 
+_HERE = RequestField("here", bool, "Of the broker that is asked alone.")
+BROKER_SUMMARIES: Operation[values.ClusterSummary] = Operation(
+    "BrokerSummaries", OPERATE, takes=(_HERE,), method="broker_summaries",
+    help="Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone.",
+    routes=(Http("GET", "/admin/v3/brokers/summaries", "Sums of all brokers, and their largest topics.",
+                 answer="ClusterSummary"),),
+)  # fmt: skip
+TOPIC_PAGE: Operation[values.TopicPage] = Operation(
+    "TopicPage", OPERATE, method="topic_page",
+    takes=(
+        RequestField("prefix", str, "Of the full name."), RequestField("contains", str, "What the full name contains."),
+        RequestField("sort", str, "A field of the rows, the largest first; or name."),
+        RequestField("after", str, "Where the page before ended."), RequestField("limit", int, "Of a page: 1 to 200."),
+        _HERE,
+    ),
+    help="Returns a page of the loaded topics of all brokers. `sort`: a field of its rows, or name.",
+    routes=(Http("GET", "/admin/v3/topics", "A page of the loaded topics of all brokers.", answer="TopicPage"),),
+)  # fmt: skip
+WHY_STUCK: Operation[values.WhyStuck] = _topic(
+    "WhyStuck", SUBSCRIPTION, method="why_stuck",
+    help="Returns why a subscription of one partition does not get on, and what would end that, as sentences.",
+    routes=(Http("GET", "{S}/why", "Why the subscription does not get on.", answer="WhyStuck", name="why_stuck"),),
+)  # fmt: skip
+WHY_KEPT: Operation[values.WhyKept] = _topic(
+    "WhyKept", LOOKUP, method="why_kept",
+    help="Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction.",
+    routes=(Http("GET", "/why-kept", "What keeps each ledger.", answer="WhyKept"),),
+)  # fmt: skip
+
 _OF_CLIENTS = {
     "TerminateTopic": "MessageId", "LastMessageId": "MessageId", "MessageIdByTime": "MessageId",
     "GetMessage": "tuple[StoredMessage, ...]", "ExamineMessages": "tuple[StoredMessage, ...]",

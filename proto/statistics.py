@@ -28,13 +28,14 @@ from .states import (
 )
 
 __all__ = (
-    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "CompactionState",
-    "CompactionStatus", "ConsumerStats", "CoordinatorHalves", "CoordinatorTransactions", "DrainingSlot", "HalfDecision",
-    "HalfState", "HalfStats", "KeyDistribution", "LedgerState", "LedgerStats", "LedgerStays", "LostOfSubscription",
-    "LostRange", "NamespaceInfo", "NamespaceStats", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions",
-    "ProducerStats", "SchemaTest", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
-    "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicSchema", "TopicState", "TopicStats",
-    "TopicTransactions", "TransactionHere", "TransactionStats", "Unloaded",
+    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "BrokerSummary", "ClusterSummary",
+    "CompactionState", "CompactionStatus", "ConsumerStats", "CoordinatorHalves", "CoordinatorTransactions",
+    "DrainingSlot", "HalfDecision", "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerState",
+    "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "NamespaceInfo", "NamespaceStats", "NamespaceSums",
+    "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "SchemaTest",
+    "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats", "SubscriptionType", "TenantInfo",
+    "TopicInternalStats", "TopicOffsets", "TopicPage", "TopicRow", "TopicSchema", "TopicState", "TopicStats",
+    "TopicTransactions", "TransactionHere", "TransactionStats", "Unloaded", "WhyKept", "WhyStuck",
 )  # fmt: skip
 
 
@@ -343,6 +344,107 @@ class BrokerInfo:
     name: str
     endpoint: str  # HOST:PORT
     topics: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """A loaded topic in a list of topics, without a read: its backlog is about that. Rates are of the seconds between
+    the last two walks of its broker over all topics."""
+
+    name: str
+    owner: str  # HOST:PORT of its broker
+    rate_in: float  # messages a second
+    rate_out: float
+    throughput_in: float  # bytes a second
+    throughput_out: float
+    storage_bytes: int
+    backlog: int  # messages that its durable subscriptions have not acknowledged, together
+    oldest_ms: int  # when the oldest of them arrived; 0: there is none, or it is not known yet
+    producers: int
+    consumers: int
+    subscriptions: int  # durable ones
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSums:
+    """What the loaded topics of a namespace at one broker come to; of all namespaces with an empty `name`."""
+
+    name: str
+    topics: int
+    subscriptions: int  # durable ones
+    producers: int
+    consumers: int
+    rate_in: float  # messages a second
+    rate_out: float
+    throughput_in: float  # bytes a second
+    throughput_out: float
+    storage_bytes: int
+    backlog: int  # messages, about
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSummary:
+    """A broker with its sums, and at most 50 topics each with most traffic, the largest backlog, the oldest message."""
+
+    name: str
+    endpoint: str  # HOST:PORT
+    version: str
+    since_ms: int  # since the epoch: when it was started
+    loop_busy: float  # share of the time for which its event loop computes; -1: not known
+    connections: int  # of all ports of the process
+    degraded: int  # topics whose ledger has fewer copies than asked for
+    total: NamespaceSums
+    namespaces: tuple[NamespaceSums, ...]
+    by_traffic: tuple[TopicRow, ...]
+    by_backlog: tuple[TopicRow, ...]
+    by_age: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSummary:
+    """The summaries of all brokers that answered within a second; the names of the others are in `silent`."""
+
+    brokers: tuple[BrokerSummary, ...]
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPage:
+    """A page of the loaded topics of all brokers; brokers that did not answer within a second are in `silent`."""
+
+    topics: tuple[TopicRow, ...]
+    next: str  # the next page is `after` it; empty: there is none
+    found: int  # loaded topics that fit, on all pages
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhyStuck:
+    """Why a subscription of one partition does not get on, as sentences: what it waits for, and what would end that.
+    `stuck` is false if it has delivered everything, or delivers."""
+
+    stuck: bool
+    blocked: Blocked
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLedger:
+    """A ledger of a topic, and what keeps it. `subscriptions` are those that have not acknowledged all of it."""
+
+    ledger_id: int
+    bytes: int
+    messages: int
+    stays: LedgerStays
+    subscriptions: tuple[str, ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhyKept:
+    """What keeps the ledgers of one partition, the oldest first."""
+
+    ledgers: tuple[KeptLedger, ...]
 
 
 @dataclass(frozen=True, slots=True)

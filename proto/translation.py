@@ -28,6 +28,9 @@ from .statistics import NamespaceInfo
 
 M = TypeVar("M", bound=Message)
 
+_PLAIN = frozenset((bool, bytes, float, int, str))
+"""Types of values that a message has as they are."""
+
 
 # ------------------------------------------------------------------------------------ to messages
 def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
@@ -61,6 +64,8 @@ def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
 
 def _plain(value: Any) -> Any:
     """Converts a value to what the constructor of a message accepts."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, SchemaInfo):
         return wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
     if hasattr(value, "to_wire"):
@@ -76,7 +81,7 @@ def _plain(value: Any) -> Any:
         plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
         return {**plain, "auto_topic_creation_off": off}
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {name: _plain(getattr(value, name)) for name, _, _ in _shape_of(cast(type, type(value)))}
     return value
 
 
@@ -91,6 +96,8 @@ def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Call
 
 def _value(kind: Any, found: Any) -> Any:
     """Converts `found`, a message or a field of one, to type `kind`."""
+    if kind in _PLAIN and type(found) is kind:
+        return found
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind in (None, NoneType):
@@ -115,18 +122,23 @@ def _value(kind: Any, found: Any) -> Any:
     if kind is int and isinstance(found, bytes):
         return decode_version(found)
     if is_dataclass(kind):
-        hints = hints_of(cast(type, kind))
-        return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})
+        shape = _shape_of(cast(type, kind))
+        return cast(Any, kind)(*[
+            None if optional and not found.HasField(name) else _value(hint, getattr(found, name))
+            for name, hint, optional in shape
+        ])  # fmt: skip
     return kind(found) if issubclass(kind, Enum) else found
 
 
-def _field(hint: Any, found: Any, name: str) -> Any:
-    """Returns a field of a message, converted; None for an absent message if the type allows it."""
+@cache
+def _shape_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Returns (name, type, whether its message may be absent) of each field of a dataclass, in their order."""
+    return tuple((name, hint, _is_optional(hint)) for name, hint in hints_of(kind))
+
+
+def _is_optional(hint: Any) -> bool:
     kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
-    optional = kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
-    if optional and not found.HasField(name):
-        return None
-    return _value(hint, getattr(found, name))
+    return kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
 
 
 @cache

@@ -947,6 +947,162 @@ class AbortOpenDone(_message.Message):
     error: Error
     def __init__(self, found: _Optional[_Union[TransactionInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
+class BrokerSummariesRequest(_message.Message):
+    __slots__ = ("here",)
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    here: bool
+    def __init__(self, here: bool = ...) -> None: ...
+
+class TopicRow(_message.Message):
+    __slots__ = ("name", "owner", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog", "oldest_ms", "producers", "consumers", "subscriptions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    storage_bytes: int
+    backlog: int
+    oldest_ms: int
+    producers: int
+    consumers: int
+    subscriptions: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., subscriptions: _Optional[int] = ...) -> None: ...
+
+class NamespaceSums(_message.Message):
+    __slots__ = ("name", "topics", "subscriptions", "producers", "consumers", "rate_in", "rate_out", "throughput_in", "throughput_out", "storage_bytes", "backlog")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topics: int
+    subscriptions: int
+    producers: int
+    consumers: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    storage_bytes: int
+    backlog: int
+    def __init__(self, name: _Optional[str] = ..., topics: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., storage_bytes: _Optional[int] = ..., backlog: _Optional[int] = ...) -> None: ...
+
+class BrokerSummary(_message.Message):
+    __slots__ = ("name", "endpoint", "version", "since_ms", "loop_busy", "connections", "degraded", "total", "namespaces", "by_traffic", "by_backlog", "by_age")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOOP_BUSY_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    BY_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    BY_BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    BY_AGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    version: str
+    since_ms: int
+    loop_busy: float
+    connections: int
+    degraded: int
+    total: NamespaceSums
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceSums]
+    by_traffic: _containers.RepeatedCompositeFieldContainer[TopicRow]
+    by_backlog: _containers.RepeatedCompositeFieldContainer[TopicRow]
+    by_age: _containers.RepeatedCompositeFieldContainer[TopicRow]
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., since_ms: _Optional[int] = ..., loop_busy: _Optional[float] = ..., connections: _Optional[int] = ..., degraded: _Optional[int] = ..., total: _Optional[_Union[NamespaceSums, _Mapping]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceSums, _Mapping]]] = ..., by_traffic: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_backlog: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., by_age: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ...) -> None: ...
+
+class BrokerSummariesReply(_message.Message):
+    __slots__ = ("brokers", "silent")
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerSummary]
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerSummary, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TopicPageRequest(_message.Message):
+    __slots__ = ("prefix", "contains", "sort", "after", "limit", "here")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    SORT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    contains: str
+    sort: str
+    after: str
+    limit: int
+    here: bool
+    def __init__(self, prefix: _Optional[str] = ..., contains: _Optional[str] = ..., sort: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., here: bool = ...) -> None: ...
+
+class TopicPageReply(_message.Message):
+    __slots__ = ("topics", "next", "found", "silent")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRow]
+    next: str
+    found: int
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicRow, _Mapping]]] = ..., next: _Optional[str] = ..., found: _Optional[int] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WhyStuckReply(_message.Message):
+    __slots__ = ("stuck", "blocked", "sentences")
+    STUCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
+    stuck: bool
+    blocked: str
+    sentences: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stuck: bool = ..., blocked: _Optional[str] = ..., sentences: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeptLedger(_message.Message):
+    __slots__ = ("ledger_id", "bytes", "messages", "stays", "subscriptions", "sentence")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    bytes: int
+    messages: int
+    stays: str
+    subscriptions: _containers.RepeatedScalarFieldContainer[str]
+    sentence: str
+    def __init__(self, ledger_id: _Optional[int] = ..., bytes: _Optional[int] = ..., messages: _Optional[int] = ..., stays: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class WhyKeptReply(_message.Message):
+    __slots__ = ("ledgers",)
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    ledgers: _containers.RepeatedCompositeFieldContainer[KeptLedger]
+    def __init__(self, ledgers: _Optional[_Iterable[_Union[KeptLedger, _Mapping]]] = ...) -> None: ...
+
 class SkipLostRequest(_message.Message):
     __slots__ = ("topic", "ledger_id", "force")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -1,6 +1,10 @@
 """Configuration: one frozen struct per process, filled from four sources; a later source overrides an earlier one.
 
-    defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>_<NAME> in the environment  ←  keyword overrides
+    defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>__<NAME> in the environment  ←  keyword overrides
+
+In the environment two underscores stand for a level: MAGNETAR_BOOKIE__STORE__MEMTABLE_BYTES is `memtable_bytes` of
+[bookie.store]. After the section one is enough (MAGNETAR_BROKER_ROLL_MINUTES). A program first calls
+`read_file_variables`: then each variable may be given as the content of a file (MAGNETAR_BROKER_NAME_FILE=PATH).
 
 Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
 comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
@@ -21,7 +25,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -62,10 +66,7 @@ def load(
     values: dict[str, object] = dict(defaults or {})
     if file is not None:
         _add_settings(kind, values, f"[{section}] in {file}", _from_file(file, section))
-    prefix = f"MAGNETAR_{section.upper()}_"
-    variables = os.environ if environment is None else environment
-    ours = {name[len(prefix) :].lower(): text for name, text in sorted(variables.items()) if name.startswith(prefix)}
-    _add_settings(kind, values, f"environment variable {prefix}…", ours)
+    _add_variables(kind, values, section, environment)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     _add_settings(kind, values, "option", given)
     try:
@@ -91,9 +92,7 @@ def explicit_settings(
     found: set[str] = set()
     for name, value in ({} if file is None else _from_file(file, section)).items():
         found |= {f"{name}.{each}" for each in value} if isinstance(value, dict) else {name}
-    prefix = f"MAGNETAR_{section.upper()}_"
-    variables = os.environ if environment is None else environment
-    return frozenset(found | {name[len(prefix) :].lower() for name in variables if name.startswith(prefix)})
+    return frozenset(found | _variables(section, environment).keys())
 
 
 def setting_value(config: msgspec.Struct, name: str) -> object:
@@ -179,6 +178,108 @@ def _add_settings(
                 allowed=", ".join(names),
             )
         values[name] = _convert(name, value, _type_of(kind, name), source)
+
+
+def _variables(section: str, environment: Mapping[str, str] | None) -> dict[str, tuple[str, str]]:
+    """Returns by setting the environment variable that sets it, and its text; the names are like those of
+    `explicit_settings`. Raises InvalidConfiguration if two variables set one setting."""
+    prefix = f"MAGNETAR_{section.upper()}_"
+    found: dict[str, tuple[str, str]] = {}
+    for variable, text in sorted((os.environ if environment is None else environment).items()):
+        if not variable.startswith(prefix):
+            continue
+        name = variable[len(prefix) :].removeprefix("_").lower().replace("__", ".")
+        if name in found:
+            raise InvalidConfiguration(
+                f"{found[name][0]} and {variable} are the same setting: give one", setting=name, source=variable
+            )
+        found[name] = variable, text
+    return found
+
+
+def _add_variables(
+    kind: type[msgspec.Struct], values: dict[str, object], section: str, environment: Mapping[str, str] | None
+) -> None:
+    """Converts and adds the settings of the environment. Those inside a table replace single settings of the table,
+    all of one table at once: its own checks see the result."""
+    tables: dict[str, dict[str, object]] = {}
+    for name, (variable, text) in _variables(section, environment).items():
+        source, (table, _, rest) = f"environment variable {variable}", name.partition(".")
+        if not rest:
+            if table in kind.__struct_fields__ and _table_of(kind, table) is not None:
+                raise InvalidConfiguration(
+                    f"{source}: {table} is a table; its settings are {variable}__…", setting=table, source=source
+                )
+            _add_settings(kind, values, source, {table: text})
+            continue
+        inside = tables.setdefault(table, {})
+        inside[rest] = _convert_inside(kind, name, text, source)
+    for table, given in tables.items():
+        before = values.get(table, defaults_of(kind)[table])
+        assert isinstance(before, msgspec.Struct), "its settings were found"
+        try:
+            values[table] = with_values(before, given)
+        except (ValueError, AssertionError, TypeError) as error:
+            raise InvalidConfiguration(
+                f"the {section}.{table} configuration contradicts itself: {error}", setting=table
+            ) from error
+
+
+def _table_of(kind: type, name: str) -> type[msgspec.Struct] | None:
+    """Returns the struct of the setting `name`, if it is a table."""
+    found = _type_of(kind, name)
+    return found if isinstance(found, type) and issubclass(found, msgspec.Struct) else None
+
+
+def _convert_inside(kind: type[msgspec.Struct], name: str, text: str, source: str) -> object:
+    """Converts the value of a setting inside a table. Raises InvalidConfiguration if there is no such setting."""
+    *tables, last = name.split(".")
+    inside = kind
+    for table in tables:
+        found = _table_of(inside, table) if table in inside.__struct_fields__ else None
+        if found is None:
+            known = [each for each in inside.__struct_fields__ if _table_of(inside, each) is not None]
+            raise InvalidConfiguration(
+                f"{source}: there is no table {table!r}{_suggest(table, known)}; there are: {known}",
+                setting=name, source=source, allowed=", ".join(known),
+            )  # fmt: skip
+        inside = found
+    one: dict[str, object] = {}
+    _add_settings(inside, one, source, {last: text})
+    return one[last]
+
+
+FILE_BYTES_MAX = 64 << 10
+PATHS = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS_CERT", "MAGNETAR_TLS_KEY")
+"""Variables whose value is the path of a file already: with `_FILE` they are the same."""
+
+
+def read_file_variables(environment: MutableMapping[str, str]) -> None:
+    """Sets for each variable MAGNETAR_…_FILE, which has a path, the variable without _FILE to the content of that file
+    (UTF-8, without the end of its last line). So what a container mounts is used without a shell that reads it. Raises
+    InvalidConfiguration if both are given, or the file cannot be read."""
+    for variable in [each for each in environment if each.startswith("MAGNETAR_") and each.endswith("_FILE")]:
+        name, path = variable.removesuffix("_FILE"), environment[variable]
+        if name in environment:
+            raise InvalidConfiguration(f"{name} and {variable} are both given: give one", setting=name, source=variable)
+        environment[name] = path if name in PATHS else _content(variable, path)
+        del environment[variable]
+
+
+def _content(variable: str, path: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX or b"\0" in content:
+            raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes, or a byte 0")
+        text = content.decode()
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"{variable}: {path} cannot be read: {error.strerror}", setting=variable, source=path
+        ) from error
+    except ValueError as error:  # not UTF-8, too
+        raise InvalidConfiguration(f"{variable}: {path} is no text: {error}", setting=variable, source=path) from error
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _type_of(kind: type, name: str) -> Any:

@@ -162,29 +162,27 @@ def escape_label(text: str) -> str:
 
 
 class Series:
-    """The lines of one metric with very many label values, such as topics. A line is made when its topic is read."""
+    """The lines of one metric with very many label values, such as topics. A line is made when its topic is read.
 
-    __slots__ = ("_head", "_lines", "_name")
+    A caller with ten thousands of lines appends to `lines` itself: each is the labels as `label_text` returns them, the
+    number, and a line break."""
 
-    def __init__(self, name: str, kind: str, help: str) -> None:
-        assert _NAME.fullmatch(name), f"{name!r} is no name of a metric of ours"
-        assert name.endswith("_total") == (kind == "counter"), f"the {kind} {name} ends otherwise"
+    __slots__ = ("_head", "_name", "lines")
+
+    def __init__(self, name: str, kind: str, help: str, *, ours: bool = True) -> None:
+        assert bool(_NAME.fullmatch(name)) == ours, f"{name!r} is no name of a metric of ours"
+        assert not ours or name.endswith("_total") == (kind == "counter"), f"the {kind} {name} ends otherwise"
         self._head = f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
         self._name = name
-        self._lines: list[str] = []
+        self.lines: list[str] = []
 
     def add(self, labels: str, value: float) -> None:
-        if type(value) is int and 0 <= value < 1_000_000:
-            self._lines.append(f"{labels}{value}.0\n")
-        else:
-            from prometheus_client.utils import floatToGoString as shown
-
-            self._lines.append(f"{labels}{shown(value)}\n")  # type: ignore[no-untyped-call]
+        self.lines.append(f"{labels}{value}\n")
 
     def chunks(self) -> Iterator[bytes]:
         """Yields the text in pieces of CHUNK_LINES, so that none of them keeps the interpreter for a millisecond."""
-        for first in range(0, len(self._lines), CHUNK_LINES):
-            text = self._name + self._name.join(self._lines[first : first + CHUNK_LINES])
+        for first in range(0, len(self.lines), CHUNK_LINES):
+            text = self._name + self._name.join(self.lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
 
 
@@ -203,13 +201,24 @@ class Page:
         self.process = ""  # which of a server's processes this page is of; "": it is the only one
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
-    def series(self, name: str, kind: str, help: str) -> Series:
+    def series(self, name: str, kind: str, help: str, *, ours: bool = True) -> Series:
         """Adds and returns a counter or gauge with very many label values, whose lines the caller must add; they are
-        not in `shown`.
+        not in `shown`. `ours` False: its name is another system's, and `kind` "untyped".
         """
-        made = Series(name, kind, help)
+        made = Series(name, kind, help, ours=ours)
         self._series.append(made)
         return made
+
+    def show(self, other: Page) -> None:
+        """Makes this page, which is empty, show what `other` shows."""
+        assert not self.shown, "the page is empty"
+        self._families, self.shown, self._series = other._families, other.shown, other._series
+        self.process, self.others = other.process, other.others
+
+    @property
+    def line_count(self) -> int:
+        """Returns the number of lines of all series."""
+        return sum(len(each.lines) for each in self._series)
 
     def series_chunks(self) -> Iterator[bytes]:
         return (chunk for each in self._series for chunk in each.chunks())

@@ -113,6 +113,7 @@ class Rpc(Generic[Req, Rep]):
     request: type[Req]
     reply: type[Rep]
     streaming: bool
+    is_plain: bool = False  # a stream of messages as they are, without envelopes: of the services of gRPC itself
 
     @property
     def request_bytes_max(self) -> int:
@@ -426,14 +427,25 @@ class Network(Protocol):
         ...
 
 
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""Services of gRPC itself, by their full names: proto/health.proto, proto/reflection.proto."""
+
+
 def rpc(service: str, method: str) -> Rpc[Any, Any]:
     """Returns the rpc `method` of `service` in proto/wire.proto, with its message classes; for "Admin" also that of a
-    row of proto/operations.py.
+    row of proto/operations.py. A service of gRPC itself is given by its full name.
     """
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
 
+    if "." in service:
+        one = _standard_service(service).methods_by_name[method]
+        return Rpc(
+            f"/{service}/{method}", GetMessageClass(one.input_type), GetMessageClass(one.output_type),
+            one.client_streaming or one.server_streaming, is_plain=True,
+        )  # fmt: skip
     of = wire_pb2.DESCRIPTOR.services_by_name[service]
     if method not in of.methods_by_name:
         from ..proto.operations import OPERATIONS
@@ -449,10 +461,20 @@ def rpc(service: str, method: str) -> Rpc[Any, Any]:
     )
 
 
+def _standard_service(service: str) -> Any:
+    """Returns the descriptor of a service of gRPC itself."""
+    from ..proto import health_pb2, reflection_pb2
+
+    file = health_pb2 if service == HEALTH else reflection_pb2
+    return file.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
+
+
 def rpcs_of(service: str) -> list[str]:
     """Returns the methods of a service: those of proto/wire.proto; for "Admin" also those that only a row names."""
     from ..proto import wire_pb2
 
+    if "." in service:
+        return [each.name for each in _standard_service(service).methods]
     listed = [each.name for each in wire_pb2.DESCRIPTOR.services_by_name[service].methods]
     if service == "Admin":  # a bookie has none, and does not load the table
         from ..proto.operations import OPERATIONS

@@ -24,6 +24,7 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import os
 import selectors
 import signal
@@ -35,6 +36,7 @@ from typing import NamedTuple
 
 from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
+from .health import BEAT_S, is_watched, notify_systemd
 from .process import tune_memory
 from .schedule_core import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
 
@@ -78,6 +80,7 @@ class Parent:
         self._code: int | None = None
         self._effects: deque[Effect] = deque()
         self._doing = False
+        self._watched = is_watched()
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
@@ -116,6 +119,9 @@ class Parent:
 
     def _turn(self) -> None:
         at = self._schedule.next_at
+        if self._watched:
+            notify_systemd("WATCHDOG=1")
+            at = min(at or math.inf, self._now() + BEAT_S)
         ready = self._selector.select(None if at is None else max(0.0, at - self._now()))
         for key, events in ready:
             if key.data is None:
@@ -128,6 +134,7 @@ class Parent:
             if events & selectors.EVENT_READ:
                 self._read(running)
         if self._signals:  # first: a signal to the whole group has ended processes too
+            notify_systemd("STOPPING=1")
             code = 130 if self._signals.pop(0) == signal.SIGINT else 0
             self._do(self._schedule.stop(code, self._now()))
         self._reap()
@@ -217,6 +224,7 @@ class Parent:
         try:
             _die_with(parent)
             _set_process_name(spec.name)
+            os.environ.pop("NOTIFY_SOCKET", None)  # the parent speaks for all
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -153,7 +153,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_START)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_until_signal(main, stopping))
     except MagnetarError as error:
         print(f"magnetar: {error.message or type(error).__name__}", file=sys.stderr)
@@ -184,7 +184,8 @@ async def _until_signal(
         return 130 if stopped_by[0] == signal.SIGINT else 0
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Returns what makes an event loop: of uvloop, where that is installed."""
     try:
         import uvloop
     except ImportError:

@@ -8,7 +8,7 @@
 | `tls.certificate.file` | MAGNETAR_TLS_CERT | tls_cert | a certificate of the query |
 | `tls.private.key.file` | MAGNETAR_TLS_KEY | tls_key | its key |
 | `auth.plugin`, `auth.params` | | | any of the SDK's credentials, as Pulsar names them: basic, oauth2, … |
-| `profile` | MAGNETAR_PROFILE | | the name of a profile (cli/common/session.py) |
+| `profile` | MAGNETAR_PROFILE | | the name of a profile (cli/common/profiles.py) |
 
 An option overrides the environment, and both override the profile; credentials given by one of them replace all
 credentials of a lower one. Environment and profile are read at the driver, when a query is planned.
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cli.common.session import load_profile
+from ..cli.common.profiles import load_profile
 from ..client.admin import AdminClient
 from ..client.aio import Client
 from ..client.connect.authentication import (

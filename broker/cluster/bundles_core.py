@@ -1,9 +1,6 @@
 """Bundles: ranges of a hash over a namespace's topics, so that brokers own some hundreds of bundles and not 100,000
 topics.
 
-A broker that is asked for a bundle without an owner takes it; in a group of brokers (`share_group`) the one that
-`choose_broker` returns takes it, so that clients which know one broker of the group use all of them.
-
 The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i
 holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds. The upper bound is
 exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is
@@ -11,7 +8,6 @@ made."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 from zlib import crc32
 
@@ -28,14 +24,6 @@ def bundle_name_of(topic: TopicName, bundles: int) -> str:
 
 def bundle_number(topic: TopicName, bundles: int) -> int:
     return crc32(topic.full.encode()) * bundles // HASHES
-
-
-def choose_broker(brokers: Collection[str], folder: str, number: int) -> str:
-    """Returns the broker that should own bundle `number` of a folder (a namespace). Consecutive bundles get different
-    brokers, and the bundles of another folder begin at another broker. The result depends on the arguments alone, so
-    brokers that know the same `brokers` agree."""
-    ordered = sorted(brokers)
-    return ordered[(crc32(folder.encode()) + number) % len(ordered)]
 
 
 @lru_cache(maxsize=BUNDLES_MAX)

@@ -1,10 +1,23 @@
-"""Ownership of bundles of topics: an ephemeral record, created by the first broker that is asked for one of its topics.
+"""Ownership of bundles of topics: an ephemeral record with the name of the broker that owns the bundle.
 
-Brokers of one group (`share_group`) share the bundles: the one that is asked for a bundle without an owner answers with
-the broker of its group that takes it (bundles_core.py `choose_broker`), and that one takes it when it is asked. They
-compute it from the registry of brokers, so they agree once they see the same registry; until then a client is
-redirected once more. A broker that dies belongs to the group until its session ends: by then it is started again, or
-the others take its share. Bundles that are owned stay where they are. Guard: tests/broker/cluster/test_share_group.py.
+The first broker that is asked for a bundle without an owner decides who gets it. Brokers of one group (`share_group`)
+share the bundles: the one that is asked chooses a broker of its group (placement_core.py), and takes the bundle itself
+or *assigns* it to the other: it makes the owner record with the other's name. A broker that reads a record with its own
+name and does not own the bundle takes it, by a record of its own session. Without a group a broker takes what it is
+asked for. Guard: tests/broker/cluster/test_share_group.py.
+
+A broker gives a bundle away (`move_bundle`) by the same record:
+
+    1. it owns the bundle no more: none of its topics is loaded here, and a look-up here waits
+    2. it closes the topics, so that their ledgers are closed and their cursors stored
+    3. one commit replaces its record by the assignment to the new owner
+    4. the new owner takes it when the first client asks for one of the topics
+
+At no moment do two brokers own it: the new owner takes nothing before step 3, the old one serves nothing after step 1.
+Whichever broker dies at whichever step, the bundle can be taken: an assignment ends with the session of the broker
+that made it; an assignment to a broker that is not registered any more is replaced by the next broker that is asked; a
+record of this broker itself for a bundle that it does not own (a commit that failed) it replaces when it is asked.
+Guard: tests/broker/cluster/test_moves.py.
 
 Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
 
@@ -18,18 +31,21 @@ others. A bundle that is taken again may have had another owner in between: the 
 (TopicManager.resume).
 
 One request for a bundle runs at a time. So if a record has this broker's name and the broker does not know of it, it is
-certainly one of an earlier session, and not one that is just being created for another request. Deleting that one would
-let another broker take the bundle while this one still believes that it owns it, and its consumers would wait at a
-topic to which no producer writes. Guard: tests/broker/cluster/test_ownership.py.
+certainly an assignment, or one of an earlier session, and not one that is just being created for another request.
+Deleting that one would let another broker take the bundle while this one still believes that it owns it, and its
+consumers would wait at a topic to which no producer writes. Guard: tests/broker/cluster/test_ownership.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
+
+import msgspec
 
 from ...metadata import paths
 from ...metadata.records import BookieRecord, BrokerRecord, NamespaceRecord, OwnerRecord, Record, encode
@@ -37,7 +53,8 @@ from ...metadata.store import ABSENT, Delete, MetadataStore, Put, commit_in_part
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import run_to_end
-from .bundles_core import bundle_name, bundle_number, choose_broker
+from .bundles_core import bundle_name, bundle_number
+from .placement_core import LoadReport, Placement
 
 # -------------------------------------------------------------------------------------------------- cluster_view
 # The registered brokers and bookies, read on demand.
@@ -67,21 +84,54 @@ ATTEMPTS_MAX = 10
 """Attempts to read or create an owner record: one fails only if a broker took or released the bundle in between."""
 
 
+MOVE_WAIT_S = 1.0
+"""Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
+MOVE_LOOK_S = 0.002
+MOVE_LOOK_S_MAX = 0.032
+"""Seconds between two reads of the owner record meanwhile: from the first, doubling, to the second."""
+
+
 class Ownership:
     """The bundles that one broker owns; finds the owners of other bundles."""
 
-    def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
+    def __init__(
+        self, store: MetadataStore, me: BrokerRecord, rng: random.Random, now: Callable[[], float]
+    ) -> None:
+        """Makes an Ownership without bundles. `rng`: for the choice of brokers. `now`: seconds of a monotonic clock."""
         self._store = store
         self.me = me
+        self._now = now
+        self._placement = Placement(rng)
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
+        self._registering = asyncio.Lock()
         self.lost = False
 
     async def register_broker(self) -> None:
         """Registers this broker in the metadata, so that it can be found."""
-        path = paths.broker(self.me.name)
-        await self._store.commit([Delete(path), Put(path, encode(self.me, path), ABSENT, ephemeral=True)])
+        async with self._registering:
+            await self._register(self.me)
+
+    async def _register(self, me: BrokerRecord) -> None:
+        path = paths.broker(me.name)
+        await self._store.commit([Delete(path), Put(path, encode(me, path), ABSENT, ephemeral=True)])
+        self.me = me
+
+    async def set_draining(self, draining: bool) -> None:
+        """Registers this broker as one that drains, or does not any more. Without effect if it is registered so."""
+        async with self._registering:
+            if self.me.draining != draining:
+                await self._register(msgspec.structs.replace(self.me, draining=draining))
+
+    async def report_load(self, busy_percent: int) -> None:
+        """Registers the load of this broker, if it differs noticeably from what was registered last."""
+        async with self._registering:
+            load = LoadReport(busy_percent, len(self._owned))
+            if load.is_worth_telling(self.me):
+                await self._register(msgspec.structs.replace(
+                    self.me, busy_percent=load.busy_percent, bundles=load.bundles, report=self.me.report + 1
+                ))  # fmt: skip
 
     @staticmethod
     def owner_path(topic: TopicName, policies: NamespaceRecord) -> str:
@@ -95,63 +145,99 @@ class Ownership:
             found = self._questions[path] = partial(self.is_owned, path)
         return found
 
-    async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
+    async def find_owner(
+        self, topic: TopicName, policies: NamespaceRecord, *, opens: bool = False
+    ) -> BrokerRecord:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker becomes the owner,
-        or returns the broker of its group that should. Raises Unavailable if the owner is shutting down."""
-        number = bundle_number(topic, policies.bundles)
-        path = _path_of(topic, number, policies.bundles)
-        return self.me if self.is_owned(path) else await self.find_owner_at(path, number, f"topic {topic}")
+        or assigns the bundle to another one of its group. `opens`: a client opens the topic here; if the owner is a
+        broker that drains, the client was probably sent by it, so this waits up to MOVE_WAIT_S until the bundle is
+        given away. Raises Unavailable if the owner is shutting down."""
+        path = self.owner_path(topic, policies)
+        return self.me if self.is_owned(path) else await self.find_owner_at(path, f"topic {topic}", opens=opens)
 
-    async def find_owner_at(self, path: str, number: int, what: str) -> BrokerRecord:
-        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `number`, that of the
-        object in its folder, decides which broker of the group should own it. `what` names the object in error texts.
-        """
+    async def find_owner_at(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
+        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `what` names the object
+        in error texts."""
         if self.is_owned(path):
             return self.me
-        async with self._asking[path]:
-            return await self._ask(path, number, what)
+        until_s, pause_s = self._now() + MOVE_WAIT_S, MOVE_LOOK_S
+        while True:
+            async with self._asking[path]:
+                owner = await self._ask(path, what)
+            moves = opens and owner.draining and owner.name != self.me.name and not self.me.draining
+            if not moves or self._now() >= until_s:
+                return owner
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOVE_LOOK_S_MAX)
 
     def is_owned(self, path: str) -> bool:
         return path in self._owned and not self.lost
 
-    async def _ask(self, path: str, number: int, what: str) -> BrokerRecord:
+    async def _ask(self, path: str, what: str) -> BrokerRecord:
         for _ in range(ATTEMPTS_MAX):
-            if path in self._owned and not self.lost:
+            if self.is_owned(path):
                 return self.me
             found = await get_record(self._store, path, OwnerRecord)
             if found is None:
-                share = await self._share(path, number)
-                if share.name != self.me.name:
-                    return share
-                await self._claim(path)
+                chosen = await self._choose(path)
+                if await self._write_owner(path, chosen, ABSENT):
+                    return chosen
                 continue
             record, version = found
-            if record.broker != self.me.name:
-                return await self._registered(record, what)
-            await self._store.delete(path, version)  # a record of this broker's earlier session
+            if record.broker == self.me.name and not record.assigned_by:
+                await self._store.delete(path, version)  # a record of this broker's earlier session
+                continue
+            owner = await self._registered(record)
+            if owner is not None and (owner.name != self.me.name or not self.me.draining):
+                if owner.name != self.me.name or await self._write_owner(path, self.me, version):
+                    return owner
+                continue
+            if not record.assigned_by:
+                raise Unavailable(
+                    f"broker {record.broker} owns {what} and is going away; try again", broker=record.broker
+                )
+            chosen = await self._choose(path)  # it was assigned to a broker that went, or to this one, which drains
+            if await self._write_owner(path, chosen, version):
+                return chosen
         raise Unavailable(f"the owner of {what} changes all the time; try again")
 
-    async def _share(self, path: str, number: int) -> BrokerRecord:
-        """Returns the broker of this broker's group that should own the object without an owner at `path`."""
-        if not self.me.group:
+    async def _choose(self, path: str) -> BrokerRecord:
+        """Returns the broker that should own the object without an owner at `path`: this one if there is no better."""
+        if not self.me.group and not self.me.draining:
             return self.me
-        group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
-        group[self.me.name] = self.me
-        return group[choose_broker(group, path.rpartition("/")[0], number)]
+        return await self.choose_heir(path) or self.me
 
-    async def _claim(self, path: str) -> None:
-        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
+    async def choose_heir(self, path: str, *, others: bool = False) -> BrokerRecord | None:
+        """Returns the broker of the group that should own the object at `path`; None if no broker may. `others`: this
+        broker itself is not among them."""
+        group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
+        group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
+        if others:
+            del group[self.me.name]
+        chosen = self._placement.choose_broker(path, [group[name] for name in sorted(group)], self._now())
+        return self.me if chosen is not None and chosen.name == self.me.name else chosen
+
+    async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:
+        """Makes the owner record, in place of the one of that version (ABSENT: there is none). Returns False if another
+        broker changed the record before, or if it is not known whether the record is written."""
+        given = "" if owner.name == self.me.name else self.me.name
+        value = encode(OwnerRecord(broker=owner.name, endpoint=owner.endpoint, assigned_by=given), path)
         try:
-            await self._store.put(path, mine, ABSENT, ephemeral=True)
-        except NodeExists:
-            return  # another broker was faster: read on
+            if version == ABSENT:
+                await self._store.put(path, value, ABSENT, ephemeral=True)
+            else:  # a new node: an ephemeral one stays in the session that made it
+                await self._store.commit([Delete(path, version), Put(path, value, ABSENT, ephemeral=True)])
+        except (NodeExists, BadVersion):
+            return False
         except MagnetarError as error:
             if error.definite or not error.retryable:
                 raise
             node = await self._store.get(path)  # unknown: decided by content
-            if node is None or node.value != mine:
-                return
-        self._owned[path] = None
+            if node is None or node.value != value:
+                return False
+        if not given:
+            self._owned[path] = None
+        return True
 
     async def reclaim_bundles(self) -> None:
         """Claims the owned bundles again in a new metadata session; gives up those that another broker owns now. If
@@ -174,11 +260,11 @@ class Ownership:
             return True
         raise Unavailable(f"the owner of bundle {path} changes all the time; try again")
 
-    async def _registered(self, owner: OwnerRecord, what: str) -> BrokerRecord:
+    async def _registered(self, owner: OwnerRecord) -> BrokerRecord | None:
+        if owner.broker == self.me.name:
+            return self.me
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
-        if found is None:
-            raise Unavailable(f"broker {owner.broker} owns {what} and is going away; try again", broker=owner.broker)
-        return found[0]
+        return None if found is None else found[0]
 
     def owned_bundles(self, namespace: NamespaceName) -> list[str]:
         """Returns the owner paths of the bundles of a namespace that this broker owns."""
@@ -195,6 +281,24 @@ class Ownership:
         self._owned.pop(path, None)
         await unload()
         await self._store.commit([Delete(path)])
+
+    async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        """Gives one bundle away to `heir`, in the order at the head of this module. `unload` closes what is loaded of
+        it."""
+        async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
+            await run_to_end(self._move(path, heir, unload))
+
+    async def _move(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        self._owned.pop(path, None)
+        await unload()
+        found = await get_record(self._store, path, OwnerRecord)
+        if found is not None and found[0].broker == self.me.name:  # else another has it: the session was lost meanwhile
+            await self._write_owner(path, heir, found[1])
+
+    @property
+    def owned_paths(self) -> list[str]:
+        """The paths of the owner records of all that this broker owns."""
+        return list(self._owned)
 
     async def close(self) -> None:
         """Releases every bundle and deletes the broker's registration. All topics must be unloaded before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,8 @@ from ...runtime.network import Endpoint
 Positive = Annotated[int, Meta(ge=1)]
 
 Seconds = Annotated[float, Meta(gt=0)]
+
+MetricsTopics = Literal["auto", "all", "namespace", "none"]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
@@ -53,8 +55,9 @@ class BrokerConfig(Applied, frozen=True):
     min_racks_per_write_quorum: Positive = 1  # racks of the copies of an entry, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
-    namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
+    namespace_bundles: Positive = 32  # of new namespaces: so many brokers may share one; a node each, in use
     auto_topic_creation: bool = True  # a topic is made at its first look-up
+    metrics_topics: MetricsTopics = "auto"  # on the page of metrics: auto, all, namespace, none (docs/metrics.md)
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
@@ -102,6 +105,7 @@ class BrokerConfig(Applied, frozen=True):
     transaction_half_unknown_max: Positive = 15  # so many answers of UNKNOWN park a half message
     transaction_half_open_s: Seconds = 86_400.0  # … and this age
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    drain_timeout_s: float = 10.0  # of giving its bundles to others when it stops; then they are released; 0: at once
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
@@ -170,6 +174,8 @@ class BrokerConfig(Applied, frozen=True):
             )
         if self.session_lost_grace_s < 0:
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
+        if self.drain_timeout_s < 0:
+            raise InvalidConfiguration("drain_timeout_s must not be negative", setting="drain_timeout_s")
 
 
 class Replication(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ outcomes of what was accepted (docs/design/refusals.md lists both).
 from __future__ import annotations
 
 import enum
+from collections import Counter
 
 from ...proto.errors import (
     BacklogQuotaExceeded,
@@ -32,6 +33,8 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 
 NOTHING = "nothing of it"
+REFUSED: Counter[enum.Enum] = Counter()
+"""How often this process refused something, by reason."""
 
 
 class _Refusal(enum.Enum):
@@ -44,7 +47,13 @@ class _Refusal(enum.Enum):
         member._value_, member.kind, member.kept = value, kind, kept
         return member
 
+    @property
+    def operation(self) -> str:
+        """Returns what is refused: "publish", "subscribe" or "ack"."""
+        return type(self).__name__.removesuffix("Refusal").lower()
+
     def error(self, text: str = "", **facts: object) -> MagnetarError:
+        REFUSED[self] += 1
         return self.kind(text or self.value, **facts)
 
 

@@ -33,8 +33,10 @@ from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.administration import Administration
 from ..session.backlogs import FilteredEntry, TopicBacklogs
+from ..session.summaries import PageQuery, Summaries, explain_kept, explain_stuck
 from ..session.topics import SchemaQueries
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from ..topic.statistics import estimate_backlog
 from ..topic.topic import Topic
 from . import translate
 from .transactions import TransactionAdminService
@@ -164,6 +166,7 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
         self._broker = broker
         self._administration = Administration(broker)
         self._schemas = SchemaQueries(broker)
+        self._summaries = Summaries(broker)
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> list[str]:
@@ -374,6 +377,25 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> list[wire.Delivery]:
         shown = await (await self._backlogs(request.topic)).peek(request.name, request.messages)
         return [*map(to_wire_delivery, shown)]
+
+    # ------------------------------------------------------------------ overviews
+    async def broker_summaries(
+        self, request: wire.BrokerSummariesRequest, context: CallContext
+    ) -> values.ClusterSummary:
+        return await self._summaries.summarize(here=request.here)
+
+    async def topic_page(self, request: wire.TopicPageRequest, context: CallContext) -> values.TopicPage:
+        query = PageQuery(request.prefix, request.contains, request.sort, request.after, request.limit)
+        return await self._summaries.list_page(query, here=request.here)
+
+    async def why_stuck(self, request: wire.DeleteSubscriptionRequest, context: CallContext) -> values.WhyStuck:
+        topic = await self._topic(request.topic)
+        subscription = topic.find_subscription(request.name)
+        log = topic.readable_log(uncommitted=subscription.reads_uncommitted)
+        return explain_stuck(topic, subscription, estimate_backlog(log, subscription))
+
+    async def why_kept(self, request: wire.Name, context: CallContext) -> values.WhyKept:
+        return explain_kept(await self._topic(request.name))
 
     # ------------------------------------------------------------------ the cluster
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:

@@ -172,7 +172,17 @@ class LogShape:
 
     @property
     def size(self) -> int:
-        return sum(span.size for span in self._spans.values())
+        if len(self._ids) == 1:
+            return self._spans[self._ids[0]].size
+        return sum([span.size for span in self._spans.values()])
+
+    def has_readable_after(self, mark: Position) -> bool:
+        """Returns True if a confirmed entry that readers see follows `mark`."""
+        if self._ids:
+            tail = self._spans[self._ids[-1]]
+            if mark[0] == tail.ledger_id and mark[1] >= tail.last_entry:
+                return False
+        return mark < self.last
 
     @property
     def start(self) -> Position:

@@ -27,7 +27,7 @@ class ReadinessCheck:
         self._config = config
         self._clock = clock
         self._ledgers = ledgers
-        self._placed = -PLACE_S, ""  # when it was checked, and why no ledger can be created
+        self._placed = -PLACE_S, "which bookies there are is not known yet"  # when it was checked, and why not
 
     async def why_not_ready(self) -> str:
         """Returns why the broker is not ready; "" if it is ready. Checks the bookies at most once per PLACE_S, because

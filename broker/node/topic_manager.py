@@ -60,6 +60,7 @@ from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import LoadTurns, StateMemory
 from .readiness import ReadinessCheck
+from .survey import Surveyor
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -74,6 +75,10 @@ LOADED_AT_ONCE = 64
 
 AT_ONCE = 100
 """Topics that are unloaded at a time when the broker closes, or checked at a time in a new session."""
+
+MOVED_AT_ONCE = 4
+"""Bundles that are given away at a time: more would share the processor and the disk, and each pause would be longer.
+"""
 
 SKIP_TRIES = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
@@ -101,7 +106,7 @@ class _OwnershipSession:
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
-        self.ownership = Ownership(metadata, me)
+        self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
@@ -155,6 +160,11 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
+        self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
+        self.lookups = 0  # questions for the owner of a topic
+        self.started_ms = world.clock.wall_ms()  # since the epoch
+        self.survey = Surveyor(world.clock, lambda: self.loaded.values())
+        self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -251,6 +261,7 @@ class TopicManager:
 
     async def close(self) -> None:
         """Ends the ownership session: unloads all topics, then releases the bundles."""
+        self.survey.close()
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
@@ -268,6 +279,57 @@ class TopicManager:
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
         await session.close()
+
+    # ------------------------------------------------------------------ drain
+    async def drain(self) -> int:
+        """Registers this broker as one that drains, and gives what it owns to the other brokers of its group, a few
+        bundles at a time. Returns what is left: without another broker it keeps all. May be called again."""
+        session = self._open()
+        if not session.settled:
+            raise Unavailable(_UNSETTLED)
+        ownership, turns = session.ownership, asyncio.Semaphore(MOVED_AT_ONCE)
+        await ownership.set_draining(True)
+
+        async def move(path: str) -> None:
+            async with turns:
+                try:
+                    await self._move(session, path)
+                except MagnetarError as error:
+                    _LOG.warning("%s is not given away: %s", path, error)
+
+        await run_together([move(path) for path in ownership.owned_paths], "drain")
+        return len(ownership.owned_paths)
+
+    async def can_move(self) -> bool:
+        """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
+        session = self._session
+        return (
+            session is not None and session.settled and bool(session.ownership.owned_paths) and await session.answers()
+        )
+
+    async def end_drain(self) -> None:
+        """Registers this broker as one that gets bundles again."""
+        await self._open().ownership.set_draining(False)
+
+    async def _move(self, session: _OwnershipSession, path: str) -> None:
+        heir = await session.ownership.choose_heir(path, others=True)
+        if heir is None or not session.settled:
+            return
+        self.heirs[heir.endpoint] = heir
+        going: list[Topic] = []
+        is_of_bundle = session.ownership.make_owner_check(path)
+
+        async def unload() -> None:
+            going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
+            for start in range(0, len(going), AT_ONCE):
+                await run_together([
+                    self._unload(topic, NotOwner(f"topic {topic.name} moves to {heir.endpoint}", owner=heir.endpoint))
+                    for topic in going[start : start + AT_ONCE]
+                ], "topic-move")  # fmt: skip
+            await session.transactions.unload_coordinator(path)
+
+        await session.ownership.move_bundle(path, heir, unload)
+        _LOG.info("%s, with %d topics, is given to %s", path, len(going), heir.name)
 
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
@@ -316,12 +378,19 @@ class TopicManager:
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
         Unavailable while this broker has no metadata session, unless the topic is loaded here."""
+        self.lookups += 1
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
             return session.ownership.me
         if not session.settled:
             raise Unavailable(_UNSETTLED)
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
+
+    async def report_load(self, busy_percent: int) -> None:
+        """Reports the load of this broker (broker/cluster/placement_core.py)."""
+        session = self._session
+        if session is not None and session.settled and self.config.share_group:
+            await session.ownership.report_load(busy_percent)
 
     @property
     def own_record(self) -> BrokerRecord | None:
@@ -373,7 +442,7 @@ class TopicManager:
         namespace = await session.catalog.get_cached_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.owner_path(name, namespace)
         if not ownership.is_owned(path):
-            owner = await ownership.find_owner(name, namespace)
+            owner = await ownership.find_owner(name, namespace, opens=True)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
@@ -384,6 +453,7 @@ class TopicManager:
         )  # fmt: skip
         try:
             async with self._turns.make_turn(name.full):
+                begun_s = self.world.clock.monotonic()
                 await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
             if self._throttle.should_log(error):
@@ -393,6 +463,7 @@ class TopicManager:
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
+        self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
         applied = session.policies.applied_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
@@ -403,9 +474,9 @@ class TopicManager:
             del self.loaded[topic.name.full]
         self._ending.spawn(self._close_topic(topic), f"end of {topic.name}")
 
-    async def _close_topic(self, topic: Topic) -> None:
+    async def _close_topic(self, topic: Topic, error: MagnetarError | None = None) -> None:
         try:
-            await topic.close()
+            await topic.close(error)
         except MagnetarError as error:
             _LOG.warning("%s: %s", topic.name, error)
         except Exception:  # a fault of one topic must not keep the others from being closed
@@ -446,10 +517,10 @@ class TopicManager:
             topics, bundles = topics + len(going), bundles + 1
         return topics, bundles
 
-    async def _unload(self, topic: Topic) -> None:
+    async def _unload(self, topic: Topic, error: MagnetarError | None = None) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        await self._close_topic(topic)
+        await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and

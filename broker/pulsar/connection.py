@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
+from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unauthenticated
 from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, Caller
 from ...runtime.budget import ROOM_S
@@ -107,6 +107,7 @@ class PulsarConnection:
         self.names = names
         self.caller = CallContext(stream.peer)
         self.client = ""  # the client's name and version, as it sends them
+        self.listener: str | None = None  # that the client's look-ups on this connection name; None: it made none
         self.version = 0  # the version of the protocol; 0: not connected
         self._callers = callers
         self._admitted = ExitStack()  # open while the credentials are valid
@@ -454,6 +455,16 @@ class PulsarConnection:
         self._pings += 1
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
+
+    def find_next_urls(self, error: MagnetarError) -> dict[str, str]:
+        """Returns the fields of a CLOSE with the addresses of the broker to which a topic moves; empty if `error` names
+        none, or if it is not known by which listener the client reaches brokers: it looks the topic up then."""
+        heir = self.broker.heirs.get(error.fields.get("owner", "")) if isinstance(error, NotOwner) else None
+        if heir is None or (self.listener is None and len(set(heir.pulsar.values())) > 1):
+            return {}
+        urls = heir.pulsar.get(self.listener or "", ())
+        names = {"pulsar://": "assignedBrokerServiceUrl", "pulsar+ssl://": "assignedBrokerServiceUrlTls"}
+        return {field: url for scheme, field in names.items() for url in urls if url.startswith(scheme)}
 
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:

@@ -256,14 +256,17 @@ class ConsumerHandler:
     def on_closed(self, error: MagnetarError) -> None:
         if not self._over:
             self._over = True
-            self._close_at_client()
+            self._close_at_client(error)
             self._connection.handlers.remove_consumer(self)
             self._connection.start_leaving(self.leave())
 
-    def _close_at_client(self) -> None:
+    def _close_at_client(self, error: MagnetarError | None = None) -> None:
+        urls = self._connection.find_next_urls(error) if error is not None else {}
         self._connection.send(
-            encode_frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
-        )
+            encode_frame(close_consumer=pulsar.CommandCloseConsumer(
+                consumer_id=self.id, request_id=NO_REQUEST, **urls
+            ))
+        )  # fmt: skip
 
     async def wait_drained(self) -> None:
         if self.has_sought:

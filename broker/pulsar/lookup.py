@@ -69,7 +69,7 @@ async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic
     else:
         await broker.access.check_permission(connection.caller.principal, Permission.LOOKUP, topic=topic)
         owner = await broker.find_owner(topic)
-    listener = asked.advertised_listener_name
+    listener = connection.listener = asked.advertised_listener_name
     urls = [url for url in owner.pulsar.get(listener, ()) if url.startswith("pulsar")]
     if not urls:
         # This text is a contract: the C++ client ends its look-up at it, and repeats it after any other.

@@ -217,8 +217,10 @@ class ProducerHandler:
         as the answer."""
         if not self._over:
             self._connection.send(
-                encode_frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
-            )
+                encode_frame(close_producer=pulsar.CommandCloseProducer(
+                    producer_id=self.id, request_id=NO_REQUEST, **self._connection.find_next_urls(error)
+                ))
+            )  # fmt: skip
             self.on_replaced()
 
     def on_replaced(self) -> None:

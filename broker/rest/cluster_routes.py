@@ -108,6 +108,11 @@ async def healthz(call: RestRequest) -> Response:
     return PlainTextResponse("ok\n")
 
 
+@register_route("GET", "/livez", "As /healthz; a loop that hangs does not answer it.", answer='text "ok"', is_open=True)
+async def livez(call: RestRequest) -> Response:
+    return await healthz(call)
+
+
 @register_route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.",
     answer='text "ok"',
        is_open=True)  # fmt: skip
@@ -131,6 +136,11 @@ async def metrics(call: RestRequest) -> Response:
     except TimeoutError:
         raise Unavailable(f"the metrics were not read within {MEASURE_TIMEOUT_S:g} s") from None
     return StreamingResponse(_pieces(page), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@register_route("GET", "/metrics/", "The same: Pulsar's way to write it.", answer="text")
+async def metrics_as_pulsar(call: RestRequest) -> Response:
+    return await metrics(call)
 
 
 async def _pieces(page: Page) -> AsyncIterator[bytes]:

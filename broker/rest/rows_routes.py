@@ -79,10 +79,16 @@ def _place(call: RestRequest, rule: Rule, place: str) -> dict[str, str]:
 
 def _shown(value: Any) -> object:
     if isinstance(value, list | tuple):
-        return sorted(value) if all(isinstance(each, str) for each in value) else [*map(_shown, value)]
+        return sorted(value) if _is_texts(value) else [*map(_shown, value)]
     if not is_dataclass(value):
         return value
-    return {_camel(each.name): _shown(getattr(value, each.name)) for each in fields(value)}
+    parts = ((_camel(each.name), getattr(value, each.name)) for each in fields(value))
+    return {name: part if _is_texts(part) else _shown(part) for name, part in parts}
+
+
+def _is_texts(value: object) -> bool:
+    """Returns True for a list of texts, which has its order from the operation."""
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def _camel(name: str) -> str:

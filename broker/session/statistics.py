@@ -21,7 +21,7 @@ from ..subscription.core.policy import SlotDistribution
 from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
-from ..topic.statistics import analyze_backlog, count_unacknowledged
+from ..topic.statistics import analyze_backlog, count_unacknowledged, estimate_backlog
 from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -32,8 +32,8 @@ OLDEST_S = 1.0
 
 async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
     """Returns the statistics of a topic. `precise`: the backlog is counted message by message, also in batches that are
-    acknowledged wholly or in part. `ages` False: leaves out `oldest_ms`, for which an entry of each subscription may
-    have to be read from bookies."""
+    acknowledged wholly or in part. `ages` False: reads no entry from bookies: leaves out `oldest_ms`, and estimates a
+    backlog for which one would have to be read."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -85,7 +85,8 @@ async def subscription_stats(
     backlog = (
         (await analyze_backlog(log, subscription)).messages
         if precise
-        else await count_unacknowledged(log, subscription)
+        else await count_unacknowledged(log, subscription) if ages
+        else estimate_backlog(log, subscription)
     )
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher

@@ -26,6 +26,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
@@ -52,12 +53,30 @@ from .pump import Pump
 SEEK = ("disconnect", "move", "store", "answer")
 
 
+class Deliveries(NamedTuple):
+    """What consumers got: messages with their bytes, and how many of them were delivered before."""
+
+    messages: int
+    size: int
+    redelivered: int
+
+    def plus(self, member: Member) -> Deliveries:
+        return Deliveries(
+            self.messages + member.delivered_messages, self.size + member.delivered_bytes,
+            self.redelivered + member.redelivered_messages,
+        )  # fmt: skip
+
+
+NO_DELIVERIES = Deliveries(0, 0, 0)
+
+
 class Subscription:
     """A subscription of a topic on its owner: its consumers, its cursor, and the operations on it."""
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
-        "dead_letters", "delayed", "dispatcher", "dropped", "isolation", "log", "name", "pump", "store", "type",
+        "dead_letters", "delayed", "departed", "dispatcher", "dropped", "isolation", "log", "name", "pump", "store",
+        "type",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +100,7 @@ class Subscription:
         self._config = config
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionType | None = None
+        self.departed = NO_DELIVERIES  # what consumers got that are connected no more
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.activity = ActivityTimes()
         self._marked = cursor.mark
@@ -89,6 +109,14 @@ class Subscription:
         self.pump = Pump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """Returns what its consumers got since it was loaded."""
+        found = self.departed
+        for each in self.consumers.values():
+            found = found.plus(each.member)
+        return found
 
     @property
     def is_durable(self) -> bool:
@@ -214,8 +242,10 @@ class Subscription:
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
         """Removes the consumer; its outstanding entries are delivered to the others. Idempotent. `lost`: the connection
         was lost, instead of closed by the consumer."""
-        if self.consumers.pop(consumer.member.id, None) is None:
+        if consumer.member.id not in self.consumers:
             return
+        del self.consumers[consumer.member.id]
+        self.departed = self.departed.plus(consumer.member)
         if consumer.waiting is not None:
             consumer.waiting.cancel()
         member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.must_count_lost

@@ -154,6 +154,21 @@ class TopicMaintenance:
             known = self._ages[subscription.name] = position, (await log.reader.read_entry(position)).timestamp_ms
         return known[1]
 
+    def known_oldest_ms(self, subscription: Subscription) -> int:
+        """Returns the same as `oldest_arrival_ms`, without reading an entry: where one would have to be read, the time
+        that was read last, of a message that was acknowledged since; 0 if there is none or nothing is known."""
+        log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
+        position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
+        if not log.shape.is_readable(position):
+            return 0
+        known = self._ages.get(subscription.name)
+        if known is None or known[0] != position:
+            entry = log.reader.get(position)
+            if entry is None:
+                return known[1] if known is not None else 0
+            known = self._ages[subscription.name] = position, entry.timestamp_ms
+        return known[1]
+
     async def apply_quota(self) -> None:
         """Checks the backlog quota and reacts as the policy says: producers have to wait, their publishes are refused,
         or the oldest messages are evicted."""

@@ -37,20 +37,25 @@ class TrafficRates(NamedTuple):
     bytes_out: float
 
 
-NO_TRAFFIC = (TrafficRates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
+NO_RATES = TrafficRates(0.0, 0.0, 0.0, 0.0)
+NO_TRAFFIC = (NO_RATES, (0, 0, 0, 0))
 
 
 class TopicStatistics:
     """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers,
     redeliveries included."""
 
-    __slots__ = ("_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
+    __slots__ = (
+        "_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out", "walked",
+        "walked_rates",
+    )  # fmt: skip
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = 0
         self._rates, self._rated = NO_TRAFFIC
+        self.walked_rates, self.walked = NO_TRAFFIC  # as of the last walk over all topics (broker/node/survey.py)
         self._rated_at = self._clock.monotonic()
 
     def record_published(self, messages: int, size: int) -> None:
@@ -93,9 +98,23 @@ def cached_backlog_size(log: ReadableLog, subscription: Subscription) -> int | N
     return None if after is None else _size(log, subscription, after)
 
 
+def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
+    """Returns the same as `count_unacknowledged`, without reading an entry: where one would have to be read, the
+    messages of its ledger are taken as spread evenly over its entries."""
+    shape, mark = log.shape, subscription.cursor.mark
+    after = log.reader.cached_index_after(mark)
+    if after is None:
+        span = shape.find_span(mark[0])
+        assert span is not None, "the entry after the mark is in its ledger"
+        passed = (span.end_index - span.first_index) * (mark[1] + 1) // (span.last_entry + 1)
+        after = span.first_index + passed
+    return _size(log, subscription, after)
+
+
 def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
-    shape, acked = log.shape, subscription.cursor.acked
-    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.find_span(ledger_id) is not None)
+    shape, acked, holes = log.shape, subscription.cursor.acked, 0
+    if acked:
+        holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.find_span(ledger_id) is not None)
     return max(0, shape.count_messages_from(after) - holes - subscription.cursor.partial_messages)
 
 

@@ -151,7 +151,7 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.find_owner_at(owner_path(number), number, f"coordinator {number}")
+        return await self._ownership.find_owner_at(owner_path(number), f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
         count = await self.ensure_count()
@@ -298,6 +298,14 @@ class TransactionCoordinators:
         return list(self._loaded.values())
 
     # ------------------------------------------------------------------ ending
+    async def unload_coordinator(self, path: str) -> None:
+        """Closes the coordinator with the owner record at `path`, if it runs here. The caller must give its ownership
+        away afterwards."""
+        for running in self.loaded_coordinators:
+            if owner_path(running.number) == path:
+                await running.close()
+                self._remove_running(running)
+
     async def close(self) -> None:
         """Closes all coordinators. The caller must release the ownership of the coordinators afterwards."""
         self._closed = True

@@ -13,7 +13,7 @@ from click import option
 from ..common.exits import NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, verb
-from ..storage.admin_port import with_operator
+from ..storage.admin_port import watching_operator
 
 if TYPE_CHECKING:
     from ...proto.statistics import SubscriptionStats
@@ -52,7 +52,7 @@ bookies = LazyGroup(
 )
 
 
-@verb(name="list")
+@verb(name="list", watched=True)
 def list_brokers(session: Session) -> None:
     """Brokers and how many topics each owns; - when it does not answer.
 
@@ -64,7 +64,7 @@ def list_brokers(session: Session) -> None:
 
 @click.command("list")
 @option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
-@with_operator
+@watching_operator
 def list_bookies(session: Session, registered: bool) -> None:
     """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
 
@@ -127,7 +127,7 @@ spark = LazyGroup(
 )
 
 
-@verb(NAMESPACE)
+@verb(NAMESPACE, watched=True)
 def queries(session: Session, namespace: str) -> None:
     """The queries that hold data, with what each has not committed, by topic and partition. A query has the id that is
     in the file `metadata` of its checkpoint, and shown by Spark.

@@ -74,7 +74,7 @@ def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     session.out.print_done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
 
 
-@verb(name="permissions")
+@verb(name="permissions", watched=True)
 def of_namespace(session: Session, namespace: str) -> None:
     """Which roles may do what in a namespace.
 
@@ -250,7 +250,7 @@ def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 
 
-@verb()
+@verb(watched=True)
 def list_(session: Session, tenant: str = "public") -> None:
     """Namespaces of a tenant (default public).
 
@@ -287,7 +287,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     session.out.print_done(f"namespace {namespace} updated", namespace=namespace)
 
 
-@verb(option("-ap", "--applied", is_flag=True, help="With what the broker sets."))
+@verb(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
 def policies(session: Session, namespace: str = "public/default", *, applied: bool) -> None:
     """How a namespace makes topics, and the policies that it sets.
 
@@ -307,7 +307,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
     )
 
 
-@verb()
+@verb(watched=True)
 def stats(session: Session, namespace: str = "public/default") -> None:
     """Messages, storage and backlog of each topic of a namespace.
 
@@ -334,7 +334,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     session.out.print_done(f"namespace {namespace} deleted", namespace=namespace)
 
 
-@verb()
+@verb(watched=True)
 def bundles(session: Session, namespace: str = "public/default") -> None:
     """The hash ranges of a namespace's topics, by which brokers own them.
 

@@ -15,7 +15,7 @@ import click
 
 from ...proto.operations import OPERATIONS, AskedOf, Cli, Operation, PermissionPlace
 from ..common.lazy import LazyCommand
-from ..common.session import SUBSCRIPTION, YES, Session, confirm, with_session
+from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, confirm, with_session
 
 
 def verbs(group: str) -> dict[str, LazyCommand]:
@@ -52,7 +52,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
         else:
             _show(session, found, place, cli.empty.format(**texts))
 
-    command = with_session(run)
+    command = with_session(run, *(() if cli.done or cli.confirm else WATCHED))
     if cli.confirm:
         command = YES(command)
     for take in reversed(row.takes):
@@ -63,7 +63,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
     if row.rule.subscription:
         command = SUBSCRIPTION(command)
     if place:
-        command = click.argument(place)(command)
+        command = click.argument(place, shell_complete=COMPLETED.get(place))(command)
     command.__doc__ = f"{cli.text}\n\nExample: magnetar {cli.words} {cli.example}"
     return click.command(cli.words.rpartition(" ")[2])(command)
 

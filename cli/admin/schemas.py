@@ -55,7 +55,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
         session.out.print_record(_row(session.admin.schema(topic, version)))
 
 
-@verb()
+@verb(watched=True)
 def list_(session: Session, topic: str) -> None:
     """All versions that are not deleted, in their order.
 

@@ -13,7 +13,7 @@ from click import option
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import id_text
-from ..common.session import SUBSCRIPTION, Session, confirm, verb
+from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, verb
 from ..common.units import parse_duration, parse_message_id
 from .properties import PROPERTIES
 from .topics import full_name
@@ -97,21 +97,24 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     _done(session, f"subscription {subscription} of {full_name(topic)} has {said}", topic, subscription)
 
 
-@verb(option("-s", "--subscription", default=None, help="Only this one."))
+@verb(
+    option("-s", "--subscription", default=None, help="Only this one.", shell_complete=COMPLETED["subscription"]),
+    watched=True,
+)
 def stats(session: Session, topic: str, subscription: str | None) -> None:
     """Backlog, holes, consumers, and why the next message is not delivered.
 
     Example: magnetar subscriptions stats orders -s billing
     """
-    from ..common.exits import NOT_FOUND, Failure
+    from ...proto.errors import SubscriptionNotFound
     from . import stats as tables
 
     found = tables.subscriptions(tables.partition_stats(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
-            raise Failure(f"{full_name(topic)} has no subscription {subscription!r}", NOT_FOUND)
+            raise SubscriptionNotFound(f"{full_name(topic)} has no subscription {subscription!r}")
         found = {subscription: found[subscription]}
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(found if subscription is None else found[subscription])
         return
     session.out.print_rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
@@ -120,6 +123,7 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
 @verb(
     SUBSCRIPTION,
     option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
+    watched=True,
 )
 def peek(session: Session, topic: str, subscription: str, count: int) -> None:
     """Show the next messages of a subscription; they stay where they are.
@@ -301,6 +305,7 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
 @verb(
     option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E."),
     name="get-backlog-size",
+    watched=True,
 )
 def backlog_size(session: Session, topic: str, position: str) -> None:
     """About how many bytes of a topic (of each partition) are after a message.
@@ -312,7 +317,7 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
     session.out.print_rows(rows, ("topic", "bytes"))
 
 
-@verb()
+@verb(watched=True)
 def last_message_id(session: Session, topic: str) -> None:
     """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
 
@@ -346,7 +351,7 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
         found = admin.skip_lost(part, ledger_id=ledger, force=force)
         rows += [{"topic": part, **asdict(each)} for each in found.ranges]
         missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document({"ranges": rows, "subscriptions": missed})
         return
     columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")

@@ -65,7 +65,7 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     session.out.print_done(f"tenant {tenant} updated", tenant=tenant)
 
 
-@verb()
+@verb(watched=True)
 def stats(session: Session, tenant: str) -> None:
     """How many namespaces and topics a tenant holds.
 

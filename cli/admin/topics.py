@@ -99,7 +99,7 @@ def full_name(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-@verb(option("--partitions", is_flag=True, help="Each partition by its own name."))
+@verb(option("--partitions", is_flag=True, help="Each partition by its own name."), watched=True)
 def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
     """Topics of a namespace (default public/default).
 
@@ -137,6 +137,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
     option(
         "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
     ),
+    watched=True,
 )
 def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
     """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
@@ -147,7 +148,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
     parts = session.admin.parts(topic) if per_partition else [full_name(topic)]
     records = [tables.topic_stats(session, part, precise=precise) for part in parts]
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(records if per_partition else records[0])
         return
     session.out.print_rows(records, tables.COLUMNS)
@@ -160,7 +161,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         session.out.print_rows(transacted, tables.TRANSACTION_COLUMNS)
 
 
-@verb()
+@verb(watched=True)
 def stats_internal(session: Session, topic: str) -> None:
     """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
 
@@ -171,7 +172,7 @@ def stats_internal(session: Session, topic: str) -> None:
 
     admin = session.admin
     found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(found if len(found) > 1 else next(iter(found.values())))
         return
     for part, record in found.items():
@@ -179,7 +180,7 @@ def stats_internal(session: Session, topic: str) -> None:
         session.out.print_rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
 
 
-@verb()
+@verb(watched=True)
 def lookup(session: Session, topic: str) -> None:
     """Which broker owns a topic (each partition of it).
 
@@ -189,7 +190,7 @@ def lookup(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "broker"))
 
 
-@verb(name="get-partitioned-topic-metadata")
+@verb(name="get-partitioned-topic-metadata", watched=True)
 def metadata(session: Session, topic: str) -> None:
     """How many partitions a topic has; 0: it is not partitioned.
 
@@ -213,7 +214,7 @@ def bundle_range(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "bundle"))
 
 
-@verb()
+@verb(watched=True)
 def offsets(session: Session, topic: str) -> None:
     """The index of the oldest message kept and of the next one, for each partition.
 
@@ -252,7 +253,7 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     session.out.print_done(f"topic {full_name(topic)} deleted", topic=full_name(topic))
 
 
-@verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."))
+@verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)
 def compaction_status(session: Session, topic: str, wait_complete: bool) -> None:
     """The last compaction of a topic (of each partition), and what is compacted.
 

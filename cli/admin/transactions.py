@@ -54,6 +54,7 @@ halves = LazyGroup(
 @verb(
     option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone."),
     option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+    watched=True,
 )
 def list_(session: Session, coordinator: int | None, limit: int) -> None:
     """Transactions that are open, prepared, or not settled at each topic; the oldest first. `owner` and `address`: the
@@ -70,7 +71,7 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
     session.out.print_rows([in_seconds(transaction_form(each)) for each in listed], COLUMNS)
 
 
-@verb()
+@verb(watched=True)
 def show(session: Session, txn: str) -> None:
     """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
     end. Of one that is done only the outcome is known.
@@ -82,7 +83,7 @@ def show(session: Session, txn: str) -> None:
     """
     found = session.admin.transaction(txn)
     record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document({**record, "at": at})
         return
     session.out.print_record(record)
@@ -91,7 +92,7 @@ def show(session: Session, txn: str) -> None:
         session.out.print_rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
-@verb()
+@verb(watched=True)
 def status(session: Session) -> None:
     """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
     the last take-over. An epoch of 0: it had none so far.
@@ -145,6 +146,7 @@ def _pending(found: dict[str, dict[str, Any]]) -> str:
     option("--parked", is_flag=True, help="Those that wait for an operator alone."),
     option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
     name="list",
+    watched=True,
 )
 def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
     """Half messages that are not decided: who prepared them, whom it is asked of, and why one is parked.
@@ -157,7 +159,7 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
     session.out.print_rows([*map(in_seconds, forms)], HALF_COLUMNS)
 
 
-@verb(name="show")
+@verb(name="show", watched=True)
 def show_half(session: Session, half: str) -> None:
     """One half message by its id.
 

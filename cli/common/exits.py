@@ -1,5 +1,5 @@
 """Exit codes, and the message of a failed command: one line on stderr with the error and a next step (docs/errors.md);
-with `-o json` one JSON object there.
+with `-o json` or jsonl one JSON object there.
 
 `MAGNETAR_DEBUG=1` shows the traceback instead. Codes are a contract with scripts: never renumber.
 """
@@ -64,15 +64,28 @@ def _outcome(command: click.Command) -> int:
     """Runs the command as `click.Command.main` does, except that this would exit with 1 at a closed pipe without
     saying why. Returns the exit code."""
     if "_MAGNETAR_COMPLETE" in os.environ:
-        command.main(prog_name="magnetar")
+        return _complete(command)
     for given in sys.argv[1:]:
         check_text(given)
+    if any(each.startswith("MAGNETAR_") and each.endswith("_FILE") for each in os.environ):
+        from ...runtime.config import read_file_variables
+
+        read_file_variables(os.environ)
     try:
         with command.make_context("magnetar", sys.argv[1:]) as context:
             result = command.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
     return result if isinstance(result, int) else OK
+
+
+def _complete(command: click.Command) -> int:
+    """Answers a shell that completes a line. Whatever fails, the person who types sees nothing of it."""
+    import contextlib
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):
+        command.main(prog_name="magnetar", standalone_mode=False)
+    return OK
 
 
 def check_text(given: str) -> None:
@@ -182,7 +195,7 @@ def describe(error: MagnetarError) -> str:
         Unavailable,
     )
 
-    text = error.message or type(error).__name__
+    text = "; ".join((error.message or type(error).__name__, *getattr(error, "__notes__", ())))
     match error:
         case Unavailable() if "unreached" in error.fields and "--url" not in text:
             return f"{text}; --url or MAGNETAR_URL names another"
@@ -201,13 +214,14 @@ def describe(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` is on the command line, even if that is invalid."""
+    """Whether `-o json` or `-o jsonl` is on the command line, even if that is invalid."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]
     pairs = pairwise(given)
-    together = {"-ojson", "-o=json", "--output=json"}
-    return any(flag in ("-o", "--output") and kind == "json" for flag, kind in pairs) or not together.isdisjoint(given)
+    kinds = ("json", "jsonl")
+    together = {f"{flag}{kind}" for flag in ("-o", "-o=", "--output=") for kind in kinds}
+    return any(flag in ("-o", "--output") and kind in kinds for flag, kind in pairs) or not together.isdisjoint(given)
 
 
 def _print_error(

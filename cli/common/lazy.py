@@ -3,8 +3,8 @@
 A group is a table: name → (module, attribute, one line of help). Aliases (the spellings of pulsar-admin) run the same
 command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
 
-`--url`, `-o` and `--timeout` (SHARED) are also accepted before a verb: a group passes them to the command, before the
-command's own options, so that the later one wins. A command without these options refuses them.
+`--url`, `-o`, `--timeout` and `--context` (SHARED) are also accepted before a verb: a group passes them to the command,
+before the command's own options, so that the later one wins. A command without these options refuses them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
+
+from .profiles import complete_context
 
 _CLI = __package__.rpartition(".")[0]
 
@@ -29,7 +31,12 @@ class LazyCommand(NamedTuple):
 ROW = LazyCommand(".admin.rows", "", "")
 """In a table: the verb that a row of proto/operations.py makes. Its line of help is read when that is shown."""
 
-SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.", "--profile": "Of client.toml."}
+SHARED = {
+    "--url": "The server.", "-o": "table, wide, json, jsonl, yaml or name.", "--timeout": "Seconds.",
+    "--context": "Of client.toml.",
+}  # fmt: skip
+
+OTHER_SPELLINGS = {"-o": ("--output",), "--context": ("--profile",)}
 
 
 def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -59,10 +66,14 @@ class LazyGroup(click.Group):
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.policies = policies or {}
         for flag, what in SHARED.items():
-            names = (flag, "--output") if flag == "-o" else (flag,)
+            names = (flag, *OTHER_SPELLINGS.get(flag, ()))
+            complete = complete_context if flag == "--context" else None
             self.params.append(
-                click.Option(names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what)
-            )
+                click.Option(
+                    names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what,
+                    shell_complete=complete,
+                )
+            )  # fmt: skip
         self.table = {**table, **self.policies}
         self.with_rows = with_rows
         self.aliases = aliases or {}

@@ -1,18 +1,28 @@
-"""The output of commands: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
+"""The output of commands, in the form that `-o` names: the one place where answers are written. Progress is on stderr.
 
-A table has the same records as the JSON list, so that a script can use what a person sees. In a pipe a table
-keeps its columns and has no colours.
+| kind | what is written |
+|---|---|
+| `table` | for people (rich, imported only for them); in a pipe it keeps its columns and has no colours |
+| `wide` | a table with the other fields of the records too, each as wide as it needs |
+| `json` | one document |
+| `jsonl` | one object a line: of a list each record, for streams |
+| `yaml` | one document (yaml.py) |
+| `name` | the names alone, one a line: the first column of a table |
+
+All have the same records, so that a script can use what a person sees.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,19 +35,28 @@ Row = Mapping[str, Value]
 STREAM_FIRST_ROWS = 200
 
 
+KINDS = ("table", "wide", "json", "jsonl", "yaml", "name")
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(KINDS), default="table", show_default=True, help="How the answer is written."
+)
+
+
 class Output:
-    """Prints the output of a command. `kind`: "table" or "json"."""
+    """Prints the output of a command. `kind`: one of KINDS."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     @property
-    def json(self) -> bool:
-        return self.kind == "json"
+    def structured(self) -> bool:
+        """Whether a program reads the output: it is no table, and has one document and no other text."""
+        return self.kind not in ("table", "wide")
 
     def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records. `columns`: those of the table, in order; JSON contains all fields."""
-        if self.json:
+        """Prints a list of records. `columns`: those of the table, in order; other kinds contain all fields."""
+        if self.kind == "name":
+            self._print_first(rows, columns)
+        elif self.structured:
             self.print_document(list(rows))
         elif not rows:
             print(f"({empty})")
@@ -47,21 +66,25 @@ class Output:
     def print_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
         """Prints rows of a list of any length as they arrive. The first rows of a table decide the widths of its
         columns."""
-        if self.json:
+        if self.kind == "name":
+            self._print_first(rows, columns)
+        elif self.kind == "json":
             stream_json(rows)
+        elif self.structured:
+            self._stream_items(rows)
         else:
             stream_table(iter(rows), columns, empty)
 
     def print_names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of names: one per line, or a JSON array."""
-        if self.json:
+        """Prints a list of names: one per line, or a list of texts."""
+        if self.structured:
             self.print_document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def print_record(self, record: Row) -> None:
-        """Prints one record: one line per field, or a JSON object."""
-        if self.json:
+        """Prints one record: one line per field, or one object."""
+        if self.structured:
             self.print_document(record)
             return
         width = max(map(len, record), default=0)
@@ -69,16 +92,60 @@ class Output:
             print(f"{name:<{width}}  {format_cell(value)}")
 
     def print_done(self, text: str, **record: Value) -> None:
-        """Prints what a command without a result has done."""
-        if self.json:
+        """Prints what a command without a result has done; its name is the first of `record`."""
+        if self.kind == "name":
+            self.print_document(record)
+        elif self.structured:
             self.print_document({"done": text, **record})
         else:
             print(text)
 
     def print_document(self, value: Value) -> None:
-        print(json.dumps(value, indent=2, ensure_ascii=False))
+        """Prints a value that is all of the output. `name` has its names (`names_in`)."""
+        match self.kind:
+            case "name":
+                for name in names_in(value):
+                    print(name)
+            case "jsonl":
+                for each in value if isinstance(value, list) else [value]:
+                    self.print_item(each)
+            case "yaml":
+                from .yaml import yaml_lines
+
+                print("\n".join(yaml_lines(value)))
+            case _:
+                print(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def print_item(self, value: Value) -> None:
+        """Prints one of a stream of values at once: a line of JSON, an item of a list in YAML."""
+        match self.kind:
+            case "name":
+                self.print_document(value)
+            case "yaml":
+                from .yaml import yaml_lines
+
+                print("\n".join(yaml_lines([value])), flush=True)
+            case _:
+                print(json.dumps(value, ensure_ascii=False), flush=True)
+
+    def _stream_items(self, rows: Iterable[Row]) -> None:
+        found = False
+        for row in rows:
+            self.print_item(row)
+            found = True
+        if self.kind == "yaml" and not found:
+            print("[]")
+
+    def _print_first(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
+        for row in rows:
+            print(row.get(columns[0]))
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        if self.kind == "wide":
+            columns = [*columns, *(name for name in rows[0] if name not in columns and _fits(rows[0][name]))]
+        if self.kind == "wide" or not sys.stdout.isatty() or len(rows) > ROWS_WRAPPED:
+            print_plain_table(rows, columns)
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -86,13 +153,84 @@ class Output:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in columns:
             numeric = all(isinstance(row.get(column), int | float) for row in rows)
-            table.add_column(column, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
+            table.add_column(column, justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(format_cell(row.get(column)) for column in columns))
-        console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+        console = Console(highlight=False)
         with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
         print(captured.get(), end="")
+
+
+def _fits(value: Value) -> bool:
+    """Whether a value is shown in a cell: no record, and no list of records."""
+    return not isinstance(value, Mapping) and not (
+        isinstance(value, list | tuple) and any(isinstance(each, Mapping | list | tuple) for each in value)
+    )
+
+
+def names_in(value: Value) -> Iterator[str]:
+    """Yields the names of a document: of a list those of its items, of a mapping of records its keys, of a record its
+    first field."""
+    match value:
+        case Mapping() if value and all(isinstance(each, Mapping) for each in value.values()):
+            yield from map(str, value)
+        case Mapping():
+            yield from names_in(next(iter(value.values()), []))
+        case list() | tuple():
+            for each in value:
+                yield from names_in(each)
+        case _:
+            yield str(value)
+
+
+# --------------------------------------------------------------------------------------------------------- watch
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def watch(out: Output, every_s: float, answer: Callable[[], None]) -> None:
+    """Prints an answer again and again, until Ctrl-C. On a terminal a table takes the place of the one before; others
+    follow each other. What goes away by itself (a server that starts again) is told, and asked again."""
+    import io
+    import time
+    from contextlib import redirect_stdout
+
+    from ...proto.errors import MagnetarError
+
+    on_terminal = sys.stdout.isatty() and not out.structured
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return on_terminal
+
+    mark = CLEAR if on_terminal else ""
+    while True:
+        screen = Screen()  # the whole answer first: a screen that is half old misleads
+        try:
+            with redirect_stdout(screen):
+                answer()
+        except MagnetarError as error:
+            if not error.retryable:
+                raise
+            print(f"magnetar: {error.message}", file=sys.stderr)
+        else:
+            print(mark, screen.getvalue(), sep="", end="", flush=True)
+            mark = CLEAR if on_terminal else {"yaml": "---\n"}.get(out.kind, "" if out.structured else "\n")
+        time.sleep(every_s)
+
+
+ROWS_WRAPPED = 500
+"""Rows up to which a table on a terminal is fitted into its width: for 5,000 that takes seconds."""
+
+
+def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Prints a table whose lines are as long as they are, as a pipe wants it."""
+    cells = [[" ".join(format_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
+    form = "   ".join(f"{{:{'>' if right else '<'}{width}}}" for width, right in zip(widths, numeric, strict=True))
+    rule = "─" * (sum(widths) + 3 * (len(widths) - 1))
+    print("\n".join((form.format(*columns), rule, *(form.format(*each) for each in cells))))
 
 
 def stream_json(rows: Iterable[Row]) -> None:
@@ -167,7 +305,8 @@ def progress_bar() -> Progress:
 
 
 # ------------------------------------------------------------------------------------------------------ messages
-# How messages are shown: their text, one a line; with `-o json` one JSON object a line, so that streams can be piped.
+# How messages are shown: their text, one a line; with `-o json` or jsonl one JSON object a line, so that streams can
+# be piped; with `-o name` their ids.
 #
 # A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in text.
 
@@ -212,10 +351,13 @@ def printed_stored_message(message: StoredMessage) -> PrintedMessage:
 
 
 def print_message(message: PrintedMessage, out: Output) -> None:
-    print(as_json(message) if out.json else message.payload.decode("utf-8", "backslashreplace"), flush=True)
+    if out.structured:
+        out.print_item(message.message_id if out.kind == "name" else message_record(message))
+    else:
+        print(message.payload.decode("utf-8", "backslashreplace"), flush=True)
 
 
-def as_json(message: PrintedMessage) -> str:
+def message_record(message: PrintedMessage) -> dict[str, object]:
     record: dict[str, object] = {
         "topic": message.topic,
         "messageId": message.message_id,
@@ -230,4 +372,4 @@ def as_json(message: PrintedMessage) -> str:
         from base64 import b64encode
 
         record["payloadBase64"] = b64encode(message.payload).decode()
-    return json.dumps(record, ensure_ascii=False)
+    return record

@@ -2,86 +2,30 @@
 
 `--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/service_url.py). Who calls is said by
 `--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
-not said comes from a profile (cli/common/session.py).
+not said comes from a context (profiles.py).
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from .output import Output
-from .units import FiniteNumber
+from .names import NAMES_OF, SOON_S, Names, add_near_name
+from .output import OUTPUT, Output, watch
+from .profiles import NAMES, complete_context, load_context
+from .units import FiniteNumber, Interval
 
 if TYPE_CHECKING:
     from ...client.admin import Admin, AdminClient
     from ...client.blocking.client import Client
     from ...client.client import Client as AsyncClient
     from ...client.connect.authentication import Authentication
-
-# ------------------------------------------------------------------------------------------------------- profile
-# Profiles: what a person would otherwise type at each command, in `~/.config/magnetar/client.toml`.
-#
-#     [default]
-#     url = "magnetar+ssl://broker-1:7650"
-#     token = "orders.token"          # a file, relative to this one, or env:NAME; never the token itself
-#     tls_ca = "ca.pem"
-#
-#     [production]                    # of --profile production, or MAGNETAR_PROFILE
-#     tls_cert = "ada.pem"
-#     tls_key = "ada-key.pem"
-#
-# An option of the command beats its environment variable, and both beat the profile. The folder is `XDG_CONFIG_HOME`,
-# where that is set. The file has mode 600, as files of secrets do: who writes to it sends tokens where it likes.
-
-
-DEFAULT = "default"
-NAMES = ("url", "token", "tls_ca", "tls_cert", "tls_key")
-_FILES = NAMES[1:]
-
-
-def profiles_path() -> Path:
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(folder) if folder else Path.home() / ".config") / "magnetar" / "client.toml"
-
-
-def load_profile(name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
-    InvalidConfiguration."""
-    from ...proto.errors import InvalidConfiguration
-    from ...security.secrets import read_private
-
-    file = profiles_path()
-    if not name and not file.exists():
-        return {}
-    try:
-        found = tomllib.loads(read_private(str(file)).decode())
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are ValueErrors
-        raise InvalidConfiguration(f"{file} is not TOML: {error}") from error
-    values = found.get(name or DEFAULT, None if name else {})
-    if values is None:
-        raise InvalidConfiguration(f"{file} has no profile [{name}]; it has {', '.join(found) or 'none'}")
-    unknown = [key for key in values if key not in NAMES] if isinstance(values, dict) else [name or DEFAULT]
-    if unknown:
-        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(NAMES)}")
-    if not all(isinstance(each, str) for each in values.values()):
-        raise InvalidConfiguration(f"{file}: the values of [{name or DEFAULT}] are texts")
-    return {key: _placed(file.parent, each) if key in _FILES else each for key, each in values.items()}
-
-
-def _placed(folder: Path, source: str) -> str:
-    """Returns the path of a file that a profile names, relative to the folder of the profiles; `env:NAME` stays."""
-    if not source or source.startswith("env:"):
-        return source
-    return str(folder / Path(source.removeprefix("file:")).expanduser())
-
 
 # ------------------------------------------------------------------------------------------------------- session
 
@@ -91,7 +35,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 class Session:
     """The server, credentials and output of one command. `admin` connects at its first use; `close` ends the
-    connection."""
+    connection. `context`: the name of the context that they come from, empty if there is none."""
+
+    context = ""
 
     def __init__(
         self, url: str, out: Output, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
@@ -146,6 +92,17 @@ class Session:
             tls_trust_certs_file_path=self._trust,
         )  # fmt: skip
 
+    def brief(self, timeout_s: float) -> Session:
+        """Returns a session as this one that waits only so long; the caller must close it."""
+        found = copy(self)
+        found._admin, found.timeout_s = None, timeout_s
+        return found
+
+    @property
+    def place(self) -> str:
+        """Where the command acts, for people: its URL and context."""
+        return f"{self.url} (context {self.context})" if self.context else self.url
+
     def close(self) -> None:
         if self._admin is not None:
             self._admin.close()
@@ -187,8 +144,39 @@ def read_token(source: str) -> str:
 TOKEN_MAX = 16 << 10
 """Characters of a token that are read."""
 
+# ---------------------------------------------------------------------------------------------------- completion
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completed(names: Names) -> Complete:
+    """Makes the completion of a parameter: the names that begin with what is typed, or none if it fails."""
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            given = dict(context.params)
+            if given.get("topic") is None and context.args:  # of a line that ends with -s nothing else is parsed
+                given["topic"] = context.args[0]
+            with context.scope(cleanup=False):
+                session = make_session(dict(context.params), Output("name"), SOON_S)
+            try:
+                return sorted({name for name in names(session.admin, incomplete, given) if name.startswith(incomplete)})
+            finally:
+                session.close()
+        except Exception:
+            return []
+
+    return complete
+
+
+COMPLETED: Mapping[str, Complete] = {name: _completed(names) for name, names in NAMES_OF.items()}
+"""Completions of parameters, by their names."""
+
 YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
+SUBSCRIPTION = click.option(
+    "-s", "--subscription", required=True, help="Name of the subscription.", shell_complete=COMPLETED["subscription"]
+)
+PLACE = "magnetar.place"
+"""In a click context: where the command acts, for the question of `confirm`."""
 
 
 def confirm(what: str, yes: bool) -> None:
@@ -196,9 +184,27 @@ def confirm(what: str, yes: bool) -> None:
     UsageError (code 2). `yes`: does not ask."""
     if yes:
         return
+    current = click.get_current_context(silent=True)
+    if current is not None and PLACE in current.meta:
+        what = f"{what}, at {current.meta[PLACE]}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{what}? There is no terminal to ask at: give --yes")
     click.confirm(f"{what}?", abort=True, err=True)
+
+
+def make_session(options: dict[str, Any], out: Output, timeout_s: float) -> Session:
+    """Takes the options of `with_session` out of `options`, and returns their Session. Raises InvalidConfiguration."""
+    context = click.get_current_context()
+    named = options.pop("profile")
+    said = {name: options.pop(name) for name in NAMES}
+    typed = {name for name in (*NAMES, "profile") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if "profile" in typed:
+        said = {name: value if name in typed else "" for name, value in said.items()}
+    name, values = load_context(named)
+    session = Session(out=out, timeout_s=timeout_s, **_with_profile(said, values))
+    session.context = name if session.url == values.get("url", DEFAULT_URL) else ""
+    context.meta[PLACE] = session.place
+    return session
 
 
 def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[str, str]:
@@ -213,41 +219,59 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
     }  # fmt: skip
 
 
-def with_session(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --profile, and passes its Session as the
-    first argument."""
+def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
+    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes its Session as the
+    first argument. `watched`: the flags by which it answers again and again; none for what changes anything."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @OUTPUT
     @click.option("--timeout", type=FiniteNumber(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
     @click.option("--tls-cert", envvar="MAGNETAR_TLS_CERT", default="", metavar="FILE", help="Your certificate.")
     @click.option("--tls-key", envvar="MAGNETAR_TLS_KEY", default="", metavar="FILE", help="Its private key.")
-    @click.option("--profile", envvar="MAGNETAR_PROFILE", default="", metavar="NAME", help="Of client.toml.")
+    @click.option(
+        "--context", "--profile", "profile", envvar=["MAGNETAR_CONTEXT", "MAGNETAR_PROFILE"], default="",
+        metavar="NAME", help="Of client.toml ('magnetar context').", shell_complete=complete_context,
+    )  # fmt: skip
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
+        every_s = options.pop("every_s", None)
         output, timeout_s = Output(options.pop("output")), options.pop("timeout")
-        said = {name: options.pop(name) for name in NAMES}
-        session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load_profile(options.pop("profile"))))
+        session = make_session(options, output, timeout_s)
         try:
-            function(session, *args, **options)
+            if every_s is None:
+                function(session, *args, **options)
+            else:
+                watch(output, every_s, lambda: function(session, *args, **options))
+        except Exception as error:
+            add_near_name(session, error, options)
+            raise
         finally:
             session.close()
 
+    if watched:
+        what = "Answer again after so long, until Ctrl-C: 2s."
+        command = click.option(*watched, "every_s", type=Interval(), default=None, metavar="TIME", help=what)(command)
     return command
 
 
-def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[..., None]], click.Command]:
+WATCHED = ("-w", "--watch")
+
+
+def verb(
+    *options: Callable[[Any], Any], name: str = "", watched: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
     """Decorates a function: makes a command of it that gets its Session first, by the name of the function.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES.
+    option YES. `watched`: it only asks, and has --watch.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        command = with_session(function)
-        given = {each.name for each in _parameters(options)}
+        parameters = _parameters(options)
+        given, taken = {each.name for each in parameters}, {flag for each in parameters for flag in each.opts}
+        command = with_session(function, *(flag for flag in WATCHED if watched and flag not in taken))
         code, defaults = function.__code__, function.__defaults__ or ()  # inspect takes 0.1 ms, for each verb
         own = [each for each in code.co_varnames[1 : code.co_argcount] if each not in given]
         if "yes" in own:
@@ -257,7 +281,8 @@ def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[.
             command = option(command)
         last = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
         for each in reversed(own):
-            command = click.argument(each, **({"default": last[each]} if each in last else {}))(command)
+            settings = {"default": last[each]} if each in last else {}
+            command = click.argument(each, shell_complete=COMPLETED.get(each), **settings)(command)
         return click.command(name or function.__name__.rstrip("_").replace("_", "-"))(command)
 
     return make

@@ -25,6 +25,20 @@ class FiniteNumber(click.FloatRange):
         return found
 
 
+class Interval(click.FloatRange):
+    """A time between two answers, in seconds: `2s`, `500ms`, `1m`; a bare number counts seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)?", str(value).strip().lower())
+        found = float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0) if match else 0.0
+        if found < INTERVAL_S_MIN:
+            self.fail(f"{str(value)[:40]!r} is not a time such as 2s, of {INTERVAL_S_MIN} s at least", param, ctx)
+        return found
+
+
+INTERVAL_S_MIN = 0.1
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NUMBER = r"([0-9]{1,15})"
 MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}

@@ -133,7 +133,7 @@ class _Migration:
         if wanted.follow:
             loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
-            async with show_progress(copying, world.clock.monotonic, quiet=self._session.out.json):
+            async with show_progress(copying, world.clock.monotonic, quiet=self._session.out.structured):
                 await copying.run()
         except asyncio.CancelledError:
             if not interrupted:
@@ -170,7 +170,7 @@ class _Migration:
 
         for tally in copying.tallies:
             for each in await copy_subscriptions(source, client, admin, tally.topic):
-                if not self._session.out.json:
+                if not self._session.out.structured:
                     print(
                         f"{each['topic']}: subscription {each['subscription']}, backlog {each['backlog']:,}",
                         file=sys.stderr,

@@ -7,6 +7,7 @@ one's address; look-ups, of all protocols, lead to the process that has the topi
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,9 +27,11 @@ from .servers import (
     make_memory_plan,
     metadata_options,
     parse_endpoint,
+    parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
     pulsar_facts,
+    readiness_of,
     scheme,
     serve,
     serve_for_ever,
@@ -55,6 +58,7 @@ class BrokerOptions(NamedTuple):
     session_s: float
     security: str | None = None
     metrics: Endpoint | None = None
+    health: Endpoint | None = None  # of the first process
     compat: str = "none"
     warning: str = ""
     config: str | None = None
@@ -72,7 +76,7 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
-    from .metrics import MeasuredParts, wants_pulsar_names
+    from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
 
     security = given.security
     plan = make_memory_plan(
@@ -98,14 +102,15 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
             for each in later:
                 await each.close()
 
-        starting = Broker.start(with_authentication(serving, security), settings, store, next_session)
-        running = await parts.start("broker", starting, close)
-        running.rest.measure = page = voice.combine_metrics(
-            MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
+        starting = Broker.start(
+            with_authentication(serving, security), settings, store, next_session, time.process_time
         )
+        running = await parts.start("broker", starting, close)
+        own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
+        running.rest.measure = page = RepeatedPage(voice.combine_metrics(own), world.clock)
         facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
-        await serve_for_ever(given.warning)
+        await serve_for_ever(given.warning, readiness_of(broker=running))
 
 
 def broker_specs(
@@ -115,7 +120,9 @@ def broker_specs(
     ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
     """
     found = []
-    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
+    given = given._replace(
+        metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)
+    )
     for number in range(count):
         asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
@@ -125,9 +132,11 @@ def broker_specs(
         }  # fmt: skip
         one = given._replace(settings=settings_of_process(given.settings, number, base, listening))
         if number:
-            one = one._replace(metrics=None, warning="")
+            one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
-        found.append(several.make_spec(name, partial(run, one), log_level, log_format, shows=not number))
+        found.append(
+            several.make_spec(name, partial(run, one), log_level, log_format, shows=not number, health=one.health)
+        )
     return found
 
 
@@ -194,6 +203,7 @@ def broker(
     config: str | None,
     memory_bytes: int | None,
     metrics: str | None,
+    health: str | None,
     insecure: bool,
     metrics_compat: str,
     log_level: str,
@@ -224,11 +234,12 @@ def broker(
     }  # fmt: skip
     settings = with_share_group(load(BrokerConfig, "broker", file=config, overrides=given))
     one = BrokerOptions(
-        settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
+        settings, tree, wait_s, session_s, security, scraped, parse_health_endpoint(health), metrics_compat, warning,
+        config, memory_bytes,
     )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
-    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format)
+    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format, health=one.health)
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:

@@ -5,7 +5,8 @@
     magnetar_broker_…          the tail cache, the topics and the time that publishes take
     magnetar_transactions_…    per coordinator of transactions that it has (metrics_transactions.py; label
     `coordinator`) magnetar_broker_peer_…     its connections to bookies (label `bookie`)
-    magnetar_topic_…           per loaded topic (label `topic`)
+    magnetar_namespace_…       sums of the loaded topics of a namespace (label `namespace`)
+    magnetar_topic_…           per loaded topic (label `topic`), or of the largest alone (`metrics_topics`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
     magnetar_process_memory_…  what memory_bytes is shared out to (metrics.py; label `share`)
     magnetar_background_…      long-lived tasks that failed (runtime/tasks.py)
@@ -29,13 +30,17 @@ import msgspec
 
 from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
+from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
+from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
+from .metrics_pulsar import PulsarNames
 from .metrics_transactions import TopicTransactionSeries, add_coordinators
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
+    from ...broker.node.survey import Survey
     from ...broker.server import Broker
     from ...broker.subscription.subscription import Subscription
     from ...broker.topic.topic import Topic
@@ -202,6 +207,8 @@ class BookKeeperNames:
 # ------------------------------------------------------------------------------------------------------- samples
 
 
+Measure = Callable[["Page"], Awaitable[None]]
+
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 """A subscription whose backlog is not in memory, and the function that takes its number."""
 
@@ -236,6 +243,14 @@ METADATA_GAUGES = frozenset({"history", "known_bytes", "known_nodes", "revision"
 UNREADABLE_GAUGES = frozenset({"records"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
+TOPICS_SHOWN = 2000
+"""Loaded topics up to which `metrics_topics = "auto"` shows each: as many as Prometheus takes from a target at ease."""
+TOPICS_AT_ONCE = 16
+"""Topics between two readings of the clock: about 0.1 ms."""
+PAGE_S = 5.0
+"""Seconds for which a page of many lines is served again."""
+PAGE_LINES = 10_000
+"""Lines of topics up to which a page is made anew for each request: they take 5 ms."""
 BACKLOGS_TIMEOUT_S = 2.0
 """Seconds for all backlogs of a page: one that is not in memory costs a read from a bookie."""
 
@@ -247,7 +262,8 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
     second: BookKeeperNames | None = None
-    pulsar: bool = False  # Pulsar's names of transactions as well
+    pulsar: bool = False  # Pulsar's names as well
+    as_pulsar: PulsarNames = msgspec.field(default_factory=PulsarNames)
     memory: MemoryPlan | None = None
 
     async def __call__(self, page: Page) -> None:
@@ -258,12 +274,17 @@ class MeasuredParts(msgspec.Struct, frozen=True):
             if self.second is not None:
                 self.second.add(page, bookie.id)
         if self.broker is not None:
-            await _broker(page, self.broker, self.broker.topic_manager.config.cluster if self.pulsar else None)
+            await _broker(page, self.broker, self.as_pulsar if self.pulsar else None)
         if self.memory is not None:
             used = bookies_memory(self.bookies) if self.bookies else {}
             used |= broker_memory(self.broker) if self.broker is not None else {}
             used |= metadata_memory(self.metadata) if self.metadata is not None else {}
             add_shares(page, self.memory, used)
+        page.gauge("magnetar_build_info", "Process: 1; its version is the label.", 1, version=PRODUCT)
+        text = "Process: by how much a turn of the event loop came too late at most, in the last minute."
+        page.gauge("magnetar_process_loop_lag_seconds", text, HEARTBEAT.lag_s)
+        text = "Process: share of the last half minute in which the event loop had a processor; near 1 it is full."
+        page.gauge("magnetar_process_loop_busy_ratio", text, HEARTBEAT.busy_ratio)
         text = "Process: open on all ports, but for a bookie's."
         page.gauge("magnetar_process_connections", text, PROCESS.connections)
         text = "Process: connections that all ports may have open, of the limit of open files."
@@ -274,6 +295,27 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.failing_now().items()):
             page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
+
+
+class RepeatedPage:
+    """Writes the page of `measure`; one of more than PAGE_LINES again for PAGE_S, so that several scrapers cost a
+    process as much as one."""
+
+    def __init__(self, measure: Measure, clock: Clock) -> None:
+        self._measure = measure
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._page: Page | None = None
+        self._made_s = 0.0
+
+    async def __call__(self, page: Page) -> None:
+        async with self._turn:
+            kept = self._page
+            if kept is None or self._clock.monotonic() - self._made_s >= PAGE_S:
+                kept = type(page)()
+                await self._measure(kept)
+                self._page, self._made_s = kept if kept.line_count > PAGE_LINES else None, self._clock.monotonic()
+            page.show(kept)
 
 
 def make_bookkeeper_names(compat: str, clock: Clock) -> BookKeeperNames | None:
@@ -292,40 +334,96 @@ def _bookie(page: Page, bookie: Bookie) -> None:
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
-    """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
+async def _broker(page: Page, broker: Broker, pulsar: PulsarNames | None) -> None:
+    """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
+    from ...broker.common import refusals  # there is a broker, so it is loaded
+
     owned = broker.topic_manager
+    cluster = owned.config.cluster if pulsar is not None else None
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
-    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
     for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
         text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
         page.gauge("magnetar_broker_client_memory_bytes", text, budget.held, way=way)
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
+    text = "Broker: take-over of a topic, from its turn to its readiness."
+    page.histogram("magnetar_broker_load_seconds", text, owned.load_seconds)
+    text = "Broker: questions for the owner of a topic."
+    page.counter("magnetar_broker_lookups_total", text, owned.lookups)
+    text = "Broker: requests of clients that were refused, by operation and reason."
+    for kind in (refusals.PublishRefusal, refusals.SubscribeRefusal, refusals.AckRefusal):
+        for each in kind:
+            labels = {"operation": each.operation, "reason": each.name.lower()}
+            page.counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinators(page, owned.coordinators, cluster)
-    topics = list(owned.loaded.values())
-    degraded, unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
-    page.gauge(
-        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
-        degraded,
-    )  # fmt: skip
+    survey, level = await owned.survey.take(), owned.config.metrics_topics
+    if level == "auto":
+        level = "all" if len(owned.loaded) <= TOPICS_SHOWN else "namespace"
+    if level == "all":
+        topics = list(owned.loaded.values())
+    else:
+        largest = survey.largest.values() if level == "namespace" else ()
+        topics = list({facts.topic.name.full: facts.topic for each in largest for facts in each}.values())
+    _sums(page, survey, len(owned.loaded), len(topics), by_namespace=level != "none")
+    if pulsar is not None:
+        pulsar.add(page, owned, survey, topics, each=level == "all")
+    unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
     await _backlogs(page, unread)
+
+
+SUMS = {
+    "subscriptions": "durable subscriptions of them",
+    "producers": "connected producers",
+    "consumers": "connected consumers",
+    "storage_bytes": "bytes in the ledgers of its topics",
+    "backlog": "not acknowledged by durable subscriptions, about",
+    "messages_in": "messages published",
+    "bytes_in": "bytes published",
+    "messages_out": "messages delivered",
+    "bytes_out": "bytes delivered",
+}
+"""The sums of loaded topics that are shown, of the broker and of each namespace (broker/node/survey.py `Sums`)."""
+
+
+def _sums(page: Page, survey: Survey, loaded: int, shown: int, *, by_namespace: bool) -> None:
+    """Adds the sums of the broker, and of each namespace."""
+    from ...runtime.metrics import label_text
+
+    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", loaded)
+    text = "Broker: loaded topics that are not on this page: metrics_topics says which are."
+    page.gauge("magnetar_broker_topics_not_shown", text, loaded - shown)
+    text = "Broker: topics whose ledger has fewer bookies or copies than asked for."
+    page.gauge("magnetar_broker_degraded_ledgers", text, survey.total.degraded)
+    topics = page.series("magnetar_namespace_topics", "gauge", "Namespace: topics that are loaded.")
+    labels = [(label_text(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
+    for whose, sums in labels:
+        topics.add(whose, sums.topics)
+    for name, text in SUMS.items():
+        counts = name.endswith(("_in", "_out"))
+        metric = f"{name}_total" if counts else f"{name}_messages" if name == "backlog" else name
+        (page.counter if counts else page.gauge)(
+            f"magnetar_broker_{metric}", f"Broker: {text}.", getattr(survey.total, name)
+        )
+        series = page.series(f"magnetar_namespace_{metric}", "counter" if counts else "gauge", f"Namespace: {text}.")
+        for whose, sums in labels:
+            series.add(whose, getattr(sums, name))
 
 
 async def _topics(
     page: Page, clock: Clock, topics: Sequence[Topic], transacted: TopicTransactionSeries
-) -> tuple[int, list[_Unread]]:
-    """Adds the metrics of topics, in slices of the loop's time. Returns how many topics are degraded, and the
-    subscriptions whose backlog must be read."""
+) -> list[_Unread]:
+    """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
+    read."""
     from ...broker.common.token_bucket import TimeSlices
     from ...broker.topic.statistics import cached_backlog_size  # there is a broker, so it is loaded
+    from ...proto.states import Blocked
     from ...runtime.metrics import escape_label
 
-    def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
-        return page.series(f"magnetar_{name}", kind, help).add
+    def series(name: str, kind: str, help: str) -> Callable[[str], None]:
+        return page.series(f"magnetar_{name}", kind, help).lines.append
 
     messages_in = series("topic_messages_in_total", "counter", "Topic: messages published.")
     bytes_in = series("topic_bytes_in_total", "counter", "Topic: bytes published.")
@@ -342,37 +440,58 @@ async def _topics(
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
     delayed = series("subscription_delayed_messages", "gauge", "Subscription: of its backlog, to be delivered later.")
     held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
-    degraded, unread, turns = 0, list[_Unread](), TimeSlices(clock)
-    for topic in topics:
-        name, traffic, log = escape_label(topic.name.full), topic.traffic, topic.log
-        whose = f'{{topic="{name}"}} '
-        messages_in(whose, traffic.messages_in)
-        bytes_in(whose, traffic.bytes_in)
-        messages_out(whose, traffic.messages_out)
-        bytes_out(whose, traffic.bytes_out)
-        producers(whose, len(topic.producers))
-        pending(whose, log.pending_entries)
-        storage(whose, log.shape.size)
-        ledgers(whose, len(log.shape))
-        expired(whose, topic.maintenance.expired)
-        evicted(whose, topic.maintenance.evicted)
-        degraded += log.is_degraded
-        transacted.add(topic, whose)
-        for subscription in topic.subscriptions.values():
-            if subscription.is_durable:
-                whose = f'{{subscription="{escape_label(subscription.name)}",topic="{name}"}} '
-                consumers(whose, len(subscription.consumers))
-                unacked(whose, subscription.dispatcher.unacked)
-                delayed(whose, subscription.delayed.core.count if subscription.delayed is not None else 0)
-                held(whose, len(subscription.dispatcher.held))
-                backlog = cached_backlog_size(log, subscription)
-                if backlog is None:
-                    unread.append((topic, subscription, partial(backlogs, whose)))
-                else:
-                    backlogs(whose, backlog)
+    text = "Subscription: age of its oldest message; 0: none, or not known."
+    oldest = series("subscription_oldest_unacked_seconds", "gauge", text)
+    out = series("subscription_messages_out_total", "counter", "Subscription: messages delivered.")
+    again = series("subscription_redelivered_messages_total", "counter", "Subscription: delivered again.")
+    letters = series("subscription_dead_letters_total", "counter", "Subscription: entries moved as dead letters.")
+    blocked = series("subscription_blocked", "gauge", "Subscription: 1; what waits is not delivered, for this reason.")
+    unread, turns, now_ms = list[_Unread](), TimeSlices(clock), clock.wall_ms()
+    for start in range(0, len(topics), TOPICS_AT_ONCE):
+        for topic in topics[start : start + TOPICS_AT_ONCE]:
+            name, traffic, log, life = escape_label(topic.name.full), topic.traffic, topic.log, topic.maintenance
+            shape = log.shape
+            whose = f'{{topic="{name}"}} '
+            messages_in(f"{whose}{traffic.messages_in}\n")
+            bytes_in(f"{whose}{traffic.bytes_in}\n")
+            messages_out(f"{whose}{traffic.messages_out}\n")
+            bytes_out(f"{whose}{traffic.bytes_out}\n")
+            producers(f"{whose}{len(topic.producers)}\n")
+            pending(f"{whose}{log.pending_entries}\n")
+            storage(f"{whose}{shape.size}\n")
+            ledgers(f"{whose}{len(shape)}\n")
+            expired(f"{whose}{life.expired}\n")
+            evicted(f"{whose}{life.evicted}\n")
+            transacted.add(topic, whose)
+            for subscription in topic.subscriptions.values():
+                if subscription.is_durable:
+                    dispatcher, later = subscription.dispatcher, subscription.delayed
+                    whose = f'{{subscription="{escape_label(subscription.name)}",topic="{name}"}} '
+                    consumers(f"{whose}{len(subscription.consumers)}\n")
+                    unacked(f"{whose}{dispatcher.unacked}\n")
+                    delayed(f"{whose}{0 if later is None else later.core.count}\n")
+                    held(f"{whose}{len(dispatcher.held)}\n")
+                    got, moves = subscription.deliveries, subscription.dead_letters
+                    out(f"{whose}{got.messages}\n")
+                    again(f"{whose}{got.redelivered}\n")
+                    letters(f"{whose}{0 if moves is None else moves.letters}\n")
+                    backlog = cached_backlog_size(log, subscription)
+                    reason = subscription.pump.blocked
+                    if backlog != 0 and reason is not None and reason is not Blocked.CAUGHT_UP:
+                        blocked(f'{{reason="{reason.name.lower()}",{whose[1:]}1\n')
+                    if backlog is None:
+                        unread.append((topic, subscription, partial(_add_line, backlogs, whose)))
+                    else:
+                        backlogs(f"{whose}{backlog}\n")
+                    arrived = 0 if backlog == 0 else life.known_oldest_ms(subscription)
+                    oldest(f"{whose}{max(0, now_ms - arrived) / 1000 if arrived else 0}\n")
         if turns.is_slice_over:
             await turns.begin_slice()
-    return degraded, unread
+    return unread
+
+
+def _add_line(add: Callable[[str], None], whose: str, value: int) -> None:
+    add(f"{whose}{value}\n")
 
 
 async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
@@ -398,9 +517,6 @@ async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
 # prints one line once all serve; the page of one of them, `shows`, is that of all: each series has the label `process`.
 
 
-Measure = Callable[["Page"], Awaitable[None]]
-
-
 _said: list[str] = []
 """The ready lines that this process printed: one at most, for it is one server."""
 
@@ -412,10 +528,16 @@ def is_ready() -> bool:
 def announce_ready(url: str, **facts: object) -> None:
     """Prints the ready line, for which scripts wait; nothing else is printed on stdout."""
     _said.append(url)
-    print_ready(url, **facts)
+    print_ready(url, **facts, **_probed())
+
+
+def _probed() -> dict[str, object]:
+    """Returns the fact for the ready line that says where probes ask."""
+    return {} if HEALTH.endpoint is None else {"health": HEALTH.endpoint}
 
 
 def print_ready(url: str, **facts: object) -> None:
+    notify_systemd("READY=1")
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
@@ -454,7 +576,7 @@ class ProcessOutput:
 
     def report_ready(self, url: str, **facts: object) -> None:
         self.said = True
-        self.child.report_ready(url=url, **facts)
+        self.child.report_ready(url=url, **facts, **_probed())
 
     def combine_metrics(self, own: Measure) -> Measure:
         self._own = own

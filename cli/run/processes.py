@@ -124,14 +124,16 @@ def preload_modules(*modules: str) -> None:
 LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 
-def make_spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
+def make_spec(
+    name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
+) -> Spec:
     """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
-    page contains the metrics of all processes."""
+    page contains the metrics of all processes. `health`: where it answers probes."""
     from ...runtime.parent import Spec
 
     def work(child: Child) -> int:
         voice = ProcessOutput(child, shows=shows)
-        return run_reported(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice))
+        return run_reported(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice, health))
 
     return Spec(name, work)
 

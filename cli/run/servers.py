@@ -23,13 +23,14 @@ from .members import asks_members, make_member_world
 from .metrics import Measure, ProcessOutput, announce_ready, is_ready
 
 if TYPE_CHECKING:
-    from ...bookie.server import BookieConfig
+    from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
+    from ...runtime.health import Readiness
     from ...runtime.lifecycle import Parts
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
@@ -47,15 +48,15 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that adds --metrics, --insecure, --log-level and --log-format; --config if the process has
-    `settings`; --metrics-compat if there are other systems' names (`compat`)."""
+    """Returns a decorator that adds --metrics, --health, --insecure, --log-level and --log-format; --config if
+    the process has `settings`; --metrics-compat if there are other systems' names (`compat`)."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
         type=click.Choice(["none", *compat]),
         default="none",
         show_default=True,
-        help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (transactions), as well.",
+        help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (brokers), as well.",
     )
     memory = click.option(
         "--memory-bytes", type=click.IntRange(min=0), default=None, metavar="BYTES",
@@ -71,6 +72,13 @@ def server_options(
             default=None,
             metavar="[HOST:]PORT",
             help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
+        ),
+        click.option(
+            "--health",
+            envvar="MAGNETAR_HEALTH",
+            default=None,
+            metavar="[HOST:]PORT",
+            help="Answer probes there, at /livez and /readyz (default: nowhere).",
         ),
         click.option(
             "--insecure",
@@ -158,9 +166,19 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
     """Parses the value of --metrics; a port alone means loopback."""
+    return _local_endpoint(text, "--metrics")
+
+
+def parse_health_endpoint(text: str | None) -> Endpoint | None:
+    """Parses the value of --health, likewise. It may be reached from other machines without --insecure: all that it
+    says is whether the process serves."""
+    return _local_endpoint(text, "--health")
+
+
+def _local_endpoint(text: str | None, option: str) -> Endpoint | None:
     if text is None:
         return None
-    return parse_endpoint(f"127.0.0.1:{text}" if parse_number(text) is not None else text, "--metrics")
+    return parse_endpoint(f"127.0.0.1:{text}" if parse_number(text) is not None else text, option)
 
 
 INSECURE_EVERY_S = 3600.0
@@ -218,13 +236,15 @@ def serve(
     log_level: str,
     log_format: Any,
     voice: ProcessOutput | None = None,
+    health: Endpoint | None = None,
 ) -> int:
     """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: the output of
-    one of several processes, which only their parent stops."""
+    one of several processes, which only their parent stops. `health`: where probes ask, from the start on."""
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
     from ...runtime.descriptors import PROCESS
+    from ...runtime.health import HEALTH, HEARTBEAT, HealthServer
 
     logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)
     shared = PROCESS.prepare()
@@ -235,7 +255,13 @@ def serve(
     failures: list[MagnetarError] = []
 
     async def guarded() -> int:
+        HEARTBEAT.start()
+        probes = None
         try:
+            probes = HealthServer.start(health) if health is not None else None
+            if probes is not None:
+                HEALTH.endpoint = probes.endpoint
+                _LOG.info("probes are answered at http://%s/livez and /readyz", probes.endpoint)
             if voice is None:
                 await run_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
             else:
@@ -245,6 +271,8 @@ def serve(
             failures.append(error)
             return 1
         finally:
+            if probes is not None:
+                probes.close()
             if voice is not None:
                 await voice.child.detach()
         return 0
@@ -295,15 +323,37 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure)
     return {"metrics": server.endpoint}
 
 
-async def serve_for_ever(warning: str = "") -> NoReturn:
-    """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour."""
+async def serve_for_ever(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
+    """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour.
+    `readiness`: what probes are answered meanwhile; without it the process is ready."""
+    from ...runtime.health import HEALTH
     from ...runtime.process import freeze_objects
 
     freeze_objects()
-    while True:
-        if warning:
-            _LOG.warning("%s", warning)
-        await asyncio.sleep(INSECURE_EVERY_S)
+    HEALTH.readiness = readiness or _nothing_missing
+    try:
+        while True:
+            if warning:
+                _LOG.warning("%s", warning)
+            await asyncio.sleep(INSECURE_EVERY_S)
+    finally:
+        HEALTH.on_stopping()
+
+
+async def _nothing_missing() -> Sequence[str]:
+    return ()
+
+
+def readiness_of(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
+    """Returns what a process with these parts answers to probes: the reasons of each of them."""
+
+    async def why_not_ready() -> Sequence[str]:
+        reasons = [reason for each in bookies for reason in each.why_not_ready()]
+        if broker is not None and (why := await broker.topic_manager.readiness.why_not_ready()):
+            reasons.append(why)
+        return reasons
+
+    return why_not_ready
 
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
@@ -364,7 +414,7 @@ class _Metadata(LazyGroup):
 @click.pass_context
 def metadata(
     context: click.Context, listen: str, data: str, security: str | None, memory_bytes: int | None,
-    metrics: str | None, insecure: bool,
+    metrics: str | None, health: str | None, insecure: bool,
     log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
@@ -392,7 +442,7 @@ def metadata(
             announce_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 
-    return serve(main, log_level, log_format)
+    return serve(main, log_level, log_format, health=parse_health_endpoint(health))
 
 
 # -------------------------------------------------------------------------------------------------------- memory

@@ -35,8 +35,10 @@ from .servers import (
     disconnect,
     is_secured,
     make_memory_plan,
+    parse_health_endpoint,
     parse_metrics_endpoint,
     pulsar_facts,
+    readiness_of,
     scheme,
     serve,
     serve_for_ever,
@@ -77,6 +79,7 @@ class StandaloneOptions(NamedTuple):
     warning: str = ""
     security: str | None = None
     memory_bytes: int | None = None
+    health: Endpoint | None = None
 
 
 def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
@@ -160,7 +163,7 @@ HTTP_PORTS = (8080, 8443)
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
     processes_: int, security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None,
-    insecure: bool, metrics_compat: str, log_level: str, log_format: str,
+    health: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -183,12 +186,12 @@ def standalone(
     http = _protocol_endpoint(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = StandaloneOptions(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
-        memory_bytes,
+        memory_bytes, parse_health_endpoint(health),
     )
     if processes_ > 1:
 
         return run_processes(given, processes_, log_level, log_format)
-    return serve(lambda world: run(world, given), log_level, log_format)
+    return serve(lambda world: run(world, given), log_level, log_format, health=given.health)
 
 
 async def run(world: World, given: StandaloneOptions) -> None:
@@ -204,7 +207,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InProcessNetwork
-    from .metrics import MeasuredParts, make_bookkeeper_names, wants_pulsar_names
+    from .metrics import MeasuredParts, RepeatedPage, make_bookkeeper_names, wants_pulsar_names
 
     folder, security = given.folder, given.security
     world = replace(world, network=InProcessNetwork(world.network, world.clock))  # the broker and its bookies are here
@@ -225,11 +228,11 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         measured = MeasuredParts(
             metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan
         )
-        broker.rest.measure = measured
-        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
+        broker.rest.measure = page = RepeatedPage(measured, world.clock)
+        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= pulsar_facts(broker)
         announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
-        await serve_for_ever(given.warning)
+        await serve_for_ever(given.warning, readiness_of(started, broker))
 
 
 def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
@@ -285,8 +288,8 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     settings = broker_settings(given, bookies)
     memory = SharedMemoryLimit(STANDALONE_BYTES * (1 + bookies), count)
     first = brokers.BrokerOptions(
-        settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning, given.config,
-        given.memory_bytes, *memory,
+        settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.health, given.compat,
+        given.warning, given.config, given.memory_bytes, *memory,
     )  # fmt: skip
     groups = bookies_by_process(bookies, count)
     mains = [partial(_storage, given, memory, tree, groups[0])]
@@ -359,7 +362,7 @@ async def _storage(
         second = make_bookkeeper_names(given.compat, world.clock)
         voice.combine_metrics(MeasuredParts(metadata=server, bookies=started, second=second, memory=plan))
         voice.report_ready(f"metadata://{server.endpoint}")
-        await serve_for_ever()
+        await serve_for_ever(readiness=readiness_of(started))
 
 
 async def _bookies(
@@ -390,7 +393,7 @@ async def _bookies(
             MeasuredParts(bookies=started, second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
         )
         voice.report_ready("bookies://")
-        await serve_for_ever()
+        await serve_for_ever(readiness=readiness_of(started))
 
 
 def _inside(world: World) -> World:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ..common.exits import Failure
-from ..common.session import Session, with_session
+from ..common.session import WATCHED, Session, with_session
 from ..run.servers import METADATA_HELP, connect, parse_metadata_address
 
 if TYPE_CHECKING:
@@ -188,12 +188,17 @@ class Operator(NamedTuple):
         return members.with_keys(world), members
 
 
-def with_operator(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that asks bookies: as `connected`, and adds --security and --metadata."""
+def with_operator(function: Callable[..., None], *watched: str) -> Callable[..., None]:
+    """Decorates a command that asks bookies: as `with_session`, and adds --security and --metadata."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:
         session.operator = Operator(options.pop("security"), options.pop("metadata_"), session.timeout_s)
         function(session, *args, **options)
 
-    return with_session(SECURITY(METADATA(command)))
+    return with_session(SECURITY(METADATA(command)), *watched)
+
+
+def watching_operator(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command that only asks bookies: as `with_operator`, and adds --watch."""
+    return with_operator(function, *WATCHED)

@@ -26,8 +26,10 @@ from ..run.servers import (
     make_memory_plan,
     metadata_options,
     parse_endpoint,
+    parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
+    readiness_of,
     serve,
     serve_for_ever,
     serve_metrics,
@@ -73,6 +75,7 @@ def bookie(
     config: str | None,
     memory_bytes: int | None,
     metrics: str | None,
+    health: str | None,
     insecure: bool,
     metrics_compat: str,
     log_level: str,
@@ -94,13 +97,13 @@ def bookie(
     warning = check_listeners(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     given = BookieOptions(
-        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning,
-        memory_bytes,
+        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped,
+        parse_health_endpoint(health), metrics_compat, warning, memory_bytes,
     )
     count = count_processes(folder, processes_)
     if count > 1:
         return _several(given, count, log_level, log_format)
-    return serve(lambda world: run(given, world, SingleProcessOutput()), log_level, log_format)
+    return serve(lambda world: run(given, world, SingleProcessOutput()), log_level, log_format, health=given.health)
 
 
 class BookieOptions(NamedTuple):
@@ -116,6 +119,7 @@ class BookieOptions(NamedTuple):
     session_s: float
     security: str | None
     metrics: Endpoint | None
+    health: Endpoint | None  # of the first process
     compat: str
     warning: str
     memory_bytes: int | None
@@ -155,7 +159,7 @@ async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
         )
         facts = await serve_metrics(parts, given.metrics, page)
         voice.report_ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
-        await serve_for_ever(given.warning)
+        await serve_for_ever(given.warning, readiness_of([running]))
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
@@ -187,13 +191,17 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
     if given.rack is None and rack == DEFAULT_RACK:
         rack = f"/{given.advertise or given.listen.host}"
     specs = []
-    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics), processes=count)
+    given = given._replace(
+        metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health),
+        processes=count,
+    )  # fmt: skip
     for number, name in enumerate(names):
         listen = ports.reserve(processes.address_of_process(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
         if number:
-            one = one._replace(metrics=None, warning="")
-        specs.append(processes.make_spec(name, partial(run, one), log_level, log_format, shows=not number))
+            one = one._replace(metrics=None, health=None, warning="")
+        main = partial(run, one)
+        specs.append(processes.make_spec(name, main, log_level, log_format, shows=not number, health=one.health))
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         first = dict(facts[names[0]])

@@ -13,7 +13,7 @@ from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
 from ..common.units import FiniteNumber
-from .admin_port import with_operator
+from .admin_port import watching_operator, with_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         return
     if force:
         confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
-    with progress_bars(session.out.json, peers) as hear:
+    with progress_bars(session.out.structured, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
 
@@ -148,7 +148,7 @@ def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int
 def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
     rows = [{"bookie": peer.id, **(status["last"] or {})} for peer, status in zip(peers, ended, strict=True)]
     session.out.print_stream(rows, DONE_COLUMNS)
-    if not session.out.json:
+    if not session.out.structured:
         freed, moved = (sum(row.get(name) or 0 for row in rows) for name in ("bytesFreed", "bytesMoved"))
         print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
     for row in rows:
@@ -164,7 +164,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
 
 @click.command()
 @BOOKIE
-@with_operator
+@watching_operator
 def state(session: Session, bookie: str | None) -> None:
     """What each bookie says of itself: disk, limbo, scrubber, garbage collection.
 

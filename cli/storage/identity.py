@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..common.output import Output
+from ..common.output import OUTPUT, Output
 from ..common.session import YES, confirm
 from ..run.servers import METADATA_HELP
 from .admin_port import ROLE, SECURITY
@@ -48,7 +48,7 @@ def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
     )  # fmt: skip
     @SECURITY
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @OUTPUT
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
         where = MetadataAccess(options.pop("metadata_"), options.pop("security"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.exits import FAILED, Failure
-from ..common.output import Output, Row, show_progress
+from ..common.output import OUTPUT, Output, Row, show_progress
 
 if TYPE_CHECKING:
     from ...bookie.inspect.ledgers import IndexOverview, Ledger
@@ -70,7 +70,7 @@ def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command: adds DIR and -o, passes its StoreInspection first, and exits with 1 if damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @OUTPUT
     @wraps(function)
     def command(directory: str, output: str, limit: int | None = None, **options: Any) -> None:
         look = StoreInspection(directory, output, limit)
@@ -136,7 +136,7 @@ def store(look: StoreInspection, html: str | None) -> None:
         with open(html, "w", encoding="utf-8") as page:
             page.write(picture(look.snapshot, summary))
         look.out.print_done(f"wrote {html}", html=html)
-    elif look.out.json:
+    elif look.out.structured:
         look.out.print_document(document(look, summary))
     else:
         _print(look, summary)
@@ -326,7 +326,7 @@ def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool,
     if row["state"] == "unknown" and row["journal"] is not None:
         row["state"] = "only in the journal"
     each = [_extent(place) for place in places]
-    if look.out.json:
+    if look.out.structured:
         copies = list(look.limit_rows(_copies(look, ledger, places, entry))) if entries else None
         look.out.print_document(row | {"extents": each} | ({} if copies is None else {"entries": copies}))
         return

@@ -19,7 +19,7 @@ from ..common.units import FiniteNumber
 from ..run.members import make_member_world, member_world
 from ..run.metrics import announce_ready
 from ..run.servers import SECURITY, connect, disconnect, metadata_options, parse_metadata_address, serve, serve_for_ever
-from .admin_port import with_operator
+from .admin_port import watching_operator, with_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, 
 @click.option("--state", type=click.Choice(["open", "in-recovery", "closed"]), default=None, help="Only those.")
 @click.option("--after", type=click.IntRange(0), default=None, metavar="LEDGER", help="Only those with a greater id.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@with_operator
+@watching_operator
 def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
     """Ledgers in the metadata, by id: state, quorums, size, the bookies that they name, and whose they are.
 
@@ -89,7 +89,7 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
         session, "ledgers", bookie=bookie, state=state or "", after=-1 if after is None else after, limit=limit
     )
     rows = found["ledgers"]
-    if session.out.json:
+    if session.out.structured:
         session.out.print_rows(rows, COLUMNS)
         return
     session.out.print_rows(
@@ -101,14 +101,14 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
 
 @click.command()
 @click.argument("ledger", type=click.IntRange(0))
-@with_operator
+@watching_operator
 def show(session: Session, ledger: int) -> None:
     """One ledger: its fragments with their bookies, its end, and what it misses.
 
     Example: magnetar ledgers show 17
     """
     found = ask_any_bookie(session, "ledger", ledger=ledger)
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(found)
         return
     mark = found["underReplicated"]
@@ -124,7 +124,7 @@ def show(session: Session, ledger: int) -> None:
 
 @click.command("under-replicated")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@with_operator
+@watching_operator
 def under_replicated(session: Session, limit: int) -> None:
     """Ledgers that miss copies: of whom, since when, why, and what became of the tries to make them.
 
@@ -137,7 +137,7 @@ def under_replicated(session: Session, limit: int) -> None:
       magnetar ledgers under-replicated -o json
     """
     found = ask_any_bookie(session, "under-replicated", limit=limit)
-    if session.out.json:
+    if session.out.structured:
         session.out.print_rows(found["ledgers"], MARK_COLUMNS)
         return
     session.out.print_rows(
@@ -260,7 +260,7 @@ def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | No
         return
     total = left["ledgers"]
     deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
-    with show_progress("ledgers moved", total, shown=not session.out.json) as advance:
+    with show_progress("ledgers moved", total, shown=not session.out.structured) as advance:
         left = _until_empty(session, bookie, left, total, advance, deadline)
     if left["ledgers"]:
         why = ", ".join(f"{count}: {what}" for what, count in left["stuck"].items())
@@ -368,7 +368,7 @@ def repair(
 
 
 @click.command()
-@with_operator
+@watching_operator
 def status(session: Session) -> None:
     """Auto-recovery now: who is the auditor, how many ledgers miss copies and why, the workers, the time to go.
 
@@ -378,7 +378,7 @@ def status(session: Session) -> None:
       magnetar repair status -o json
     """
     found = ask_any_bookie(session, "repair-status")
-    if session.out.json:
+    if session.out.structured:
         session.out.print_document(found)
         return
     shown = {name: found[name] for name in ("enabled", "auditor", "underReplicated")}

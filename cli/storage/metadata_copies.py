@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ..common.output import Output
+from ..common.output import OUTPUT, Output
 from ..common.session import YES, confirm
 from ..common.units import FiniteNumber
 from ..run.members import section_of
@@ -33,8 +33,6 @@ AGAIN_S = 0.25
 WAIT_S = 60.0
 """Seconds to wait for bookies: they come to a service that answers again within a second, and after their session's
 time at the latest."""
-
-OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
 
 @click.command()

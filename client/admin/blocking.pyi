@@ -56,6 +56,9 @@ class Admin(ClosedAfterWith):
     def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
+    def broker_summaries(self, *, here: bool = False) -> values.ClusterSummary:
+        """Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone."""
+
     def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
         within 5 s.
@@ -346,6 +349,18 @@ class Admin(ClosedAfterWith):
     def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""
 
+    def topic_page(
+        self,
+        *,
+        prefix: str = "",
+        contains: str = "",
+        sort: str = "",
+        after: str = "",
+        limit: int = 0,
+        here: bool = False,
+    ) -> values.TopicPage:
+        """Returns a page of the loaded topics of all brokers. `sort`: a field of its rows, or name."""
+
     def topic_permissions(self, topic: str) -> values.Permissions:
         """Returns the permissions that were granted for this topic, with all its partitions. Those of its namespace
         are not included.
@@ -423,3 +438,9 @@ class Admin(ClosedAfterWith):
 
     def update_topic(self, topic: str, *, partitions: int) -> None:
         """Increases the number of partitions of a topic."""
+
+    def why_kept(self, topic: str) -> values.WhyKept:
+        """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""
+
+    def why_stuck(self, topic: str, name: str) -> values.WhyStuck:
+        """Returns why a subscription of one partition does not get on, and what would end that, as sentences."""

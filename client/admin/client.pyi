@@ -92,6 +92,27 @@ class AdminClient(ClosedAfterAsyncWith):
     async def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
+    async def broker_summaries(self, *, here: bool = False) -> values.ClusterSummary:
+        """Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone."""
+
+    async def topic_page(
+        self,
+        *,
+        prefix: str = "",
+        contains: str = "",
+        sort: str = "",
+        after: str = "",
+        limit: int = 0,
+        here: bool = False,
+    ) -> values.TopicPage:
+        """Returns a page of the loaded topics of all brokers. `sort`: a field of its rows, or name."""
+
+    async def why_stuck(self, topic: str, name: str) -> values.WhyStuck:
+        """Returns why a subscription of one partition does not get on, and what would end that, as sentences."""
+
+    async def why_kept(self, topic: str) -> values.WhyKept:
+        """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""
+
     async def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
         within 5 s.

@@ -13,10 +13,11 @@ id, and loses it (`Attachment`). Also the frames that open a producer or subscri
 
 Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
 calls `on_opened` or `on_closed_by_broker` when it reads the answer, and takes no frame that follows in the same read
-once it has no id (`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. An id
-is lost once, so one loss begins one opening. What to do after an error is the decision of the owner's core
-(client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py,
-tests/client/connect/test_late_frames.py.
+once it has no id (`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. A
+broker that gives the topic to another one names it (`NotOwner.owner`): the next attempt goes there without a look-up,
+and at once if the owner was open. An id is lost once, so one loss begins one opening. What to do after an error is the
+decision of the owner's core (client/core/producer.py, client/core/consumer.py). Guards:
+tests/client/produce/test_partition_producer.py, tests/client/connect/test_late_frames.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, Protocol
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import varint
 from ...proto.entry import Encrypt
-from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
+from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import TopicName
 from ...runtime.tasks import Tasks
 from ..common.loggers import run_logged
@@ -72,9 +73,8 @@ class Attachment:
     """Attaches one producer or consumer (the owner) to the stream of its broker, and opens it there."""
 
     __slots__ = (
-        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
-        "on_failure",
-        "on_frames", "topic",
+        "_answer", "_connections", "_id", "_left", "_named", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
+        "_was_moved", "on_failure", "on_frames", "topic",
     )  # fmt: skip
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
@@ -90,6 +90,8 @@ class Attachment:
         self._left: asyncio.Future[None] | None = None
         self._tasks = Tasks(owner.on_failure)
         self._pause: asyncio.TimerHandle | None = None
+        self._named = ""  # the endpoint of the topic's next owner, as the last one named it
+        self._was_moved = False  # it was open, and its broker named the next one
 
     # ------------------------------------------------------------------------------ to get an id
     def open(self) -> None:
@@ -127,11 +129,13 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """Opens the owner again after `after_s` seconds. The pause is a timer, not a task, because many owners may
-        wait, and the loop may end in the meantime."""
+        """Opens the owner again after `after_s` seconds; at once if its broker has just named the next one. The pause
+        is a timer, not a task, because many owners may wait, and the loop may end in the meantime."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
+        if self._was_moved:
+            self._was_moved, after_s = False, 0.0
         self._pause = asyncio.get_running_loop().call_later(after_s, run_logged, self._start_reopening, self.on_failure)
 
     def _start_reopening(self) -> None:
@@ -155,7 +159,8 @@ class Attachment:
     async def _attach(self) -> asyncio.Future[None]:
         """Attaches to the broker's stream and sends the owner's first frame. Returns a future that ends with the
         broker's answer."""
-        stream = await self._connections.broker_stream(self._owner.topic)
+        named, self._named = self._named, ""
+        stream = await self._connections.broker_stream(self._owner.topic, named)
         first = self._owner.opening_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
         id_ = stream.attach(self)
@@ -201,6 +206,9 @@ class Attachment:
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
         """Fact: the owner has read that the broker closed it."""
+        if isinstance(error, NotOwner) and not self._connections.settings.listener_name:
+            self._named = error.fields.get("owner", "")
+            self._was_moved = bool(self._named) and self._answer is None
         self._detach()
         self.on_lost(error)
 

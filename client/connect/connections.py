@@ -160,9 +160,10 @@ class Connections:
             channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
-    async def broker_stream(self, topic: TopicName) -> BrokerStream:
-        """Finds the topic's owner by a look-up, and returns the stream to it."""
-        channel = await self.find_owner(topic)
+    async def broker_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
+        """Returns the stream to the topic's owner: the broker at the endpoint `named`, else the one that a look-up
+        finds."""
+        channel = self._named(named, topic) if named else await self.find_owner(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)

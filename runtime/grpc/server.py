@@ -30,7 +30,7 @@ from ...proto.errors import (
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
 from ..descriptors import PROCESS
-from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
+from ..network import HEALTH, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_address
 from ..tcp.http2_frames import (
@@ -56,6 +56,9 @@ HANDLERS_TIMEOUT_S = 1.0
 """Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
+OPEN_PATH = f"/{HEALTH}/Check"
+"""The one call that needs no credentials: a probe's, which is told whether the server is ready and no more. It admits
+nobody: its connection stays one of a stranger."""
 STRANGER_LOOKS = 4
 """Looks after which a connection without a call that was admitted is closed."""
 
@@ -161,7 +164,7 @@ class _Method:
         self.target, self.function = target, function
         self.copied = (
             copied_tags(target.request)
-            if target.streaming and "/magnetar.wire.Metadata/" not in target.path
+            if target.streaming and not target.is_plain and "/magnetar.wire.Metadata/" not in target.path
             else None
         )  # fmt: skip
 
@@ -215,6 +218,10 @@ class _Listener:
         """
         if not self.callers.requires_authentication:
             found = CallContext(connection.peer)
+        elif head.path == OPEN_PATH:
+            if not connection.allowance.is_known:
+                connection.charge_refused(cost)  # as one that is refused: it is a stranger's
+            return CallContext(connection.peer)
         else:
             try:
                 found = await self._asked(connection, head)
@@ -383,7 +390,8 @@ class _ServerConnection(Http2Connection[_Head]):
                 self.reset(stream, Code.NO_ERROR)
             return
         method = self._listener.methods[head.path]
-        kind = _ServerStream if method.target.streaming else _UnaryCall
+        plain = _PlainStream if method.target.is_plain else _ServerStream
+        kind = plain if method.target.streaming else _UnaryCall
         call = kind(self._listener, method, head, cost)
         self.open(call, id_, has_head=True)
         call.in_ended = ended
@@ -631,3 +639,116 @@ class _ServerStream(GrpcStream):
         gone = ConnectionLost("the caller is gone")
         self.break_output(gone)
         self.end_receiving(gone)
+
+
+class _PlainStream(MessageStream):
+    """A stream at the server whose messages go one by one, as they are: of the services of gRPC itself. What is not
+    read yet, and what is not sent yet, is bounded by the windows."""
+
+    __slots__ = ("_begun", "_changed", "_ending", "_head", "_head_cost", "_listener", "_lost", "_method", "_out",
+                 "_requests")  # fmt: skip
+
+    def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
+        """Creates a stream. `cost` is that of its header block (`HeaderDecoder`)."""
+        super().__init__(method.target.request_bytes_max)
+        self._listener = listener
+        self._method = method
+        self._head, self._head_cost = head, cost
+        self._requests: list[tuple[bytes | bytearray, int]] = []
+        self._out = b""
+        self._begun = self._ending = False
+        self._lost: MagnetarError | None = None
+        self._changed = asyncio.Event()
+
+    def start(self, connection: _ServerConnection) -> None:
+        self._listener.spawn(self._run(connection), connection)
+
+    async def _run(self, connection: _ServerConnection) -> None:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._listener.streams.reserve_place(connection.peer))
+                who = await self._listener.authenticate(connection, self._head, self._head_cost)
+                held.enter_context(self._listener.callers.end_on_expiry(who.principal, self._break_off))
+                if self.connection is not None:
+                    connection.window.open(self)
+                await self._method.function(self, who)
+            except EndOfStream:
+                pass
+            except asyncio.CancelledError:
+                _refuse(self, ConnectionLost("the server gave the stream up"), begun=self._begun)
+                raise
+            except Exception as error:
+                _refuse(self, error, begun=self._begun)
+                return
+            self._ending = True
+            self.on_writable()
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether the caller is there."""
+        return self.connection is not None and self._lost is None
+
+    async def receive(self) -> Any:
+        """Returns the next request. Raises EndOfStream after the last one, ConnectionLost if the caller is gone."""
+        while not self._requests:
+            if self._lost is not None or self.connection is None:
+                raise self._lost or ConnectionLost("the caller is gone")
+            if self.in_ended:
+                raise EndOfStream
+            self._changed.clear()
+            await self._changed.wait()
+        data, cost = self._requests.pop(0)
+        self.on_read(cost)
+        try:
+            return self._method.target.request.FromString(data)
+        except DecodeError as error:
+            raise WrongProtocol(f"the request is no {self._method.target.request.DESCRIPTOR.full_name}") from error
+
+    async def send(self, message: Any) -> None:
+        """Sends a message; waits while much is queued. Raises ConnectionLost."""
+        data = message.SerializeToString()
+        self._out += prefix(len(data)) + data
+        self.on_writable()
+        while len(self._out) > STREAM_QUEUE_BYTES and self.is_open:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self.is_open:
+            raise self._lost or ConnectionLost("the caller is gone")
+
+    def on_message(self, data: bytes | bytearray, cost: int) -> None:
+        self._requests.append((data, cost))
+        self._changed.set()
+
+    def on_message_refused(self, size: int) -> None:
+        limit = self.in_bytes_max
+        self._break_off(
+            MessageTooLarge(f"a request of {size} bytes; at most {limit} are taken", size=size, limit=limit)
+            if size >= 0
+            else WrongProtocol("the request is compressed, and no compression was agreed on")
+        )
+
+    def on_input_ended(self) -> None:
+        self._changed.set()
+
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
+        self._break_off(ConnectionLost("the caller is gone"))
+
+    def _break_off(self, error: MagnetarError) -> None:
+        self._lost = self._lost or error
+        self._changed.set()
+
+    def on_writable(self) -> None:
+        connection = self.connection
+        if connection is None or self.out_ended:
+            return
+        if not self._begun:
+            self._begun = True
+            connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
+        if self._out:
+            sent = connection.out.send_data(self, memoryview(self._out))
+            self._out = self._out[sent:]
+            self._changed.set()
+        if self._ending and not self._out:
+            connection.out.send_headers(self, _OK_BLOCK, ends=True)
+            if self.connection is not None:
+                connection.reset(self, Code.NO_ERROR)

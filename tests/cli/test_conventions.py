@@ -40,7 +40,8 @@ def _leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 LEAVES = dict(_leaves(root))
 CONNECTED = {
     path: each for path, each in LEAVES.items()
-    if any("--url" in option.opts for option in each.params) and path[0] != "outbox"  # its database is asked first
+    if any("--url" in option.opts for option in each.params)
+    and path[0] not in ("outbox", "context")  # its database is asked first; it asks nobody
 }  # fmt: skip
 ASKING = {path: each for path, each in LEAVES.items() if any("--yes" in option.opts for option in each.params)}
 

@@ -15,8 +15,8 @@ from tests.support.processes import Result, heed_sigint, run_cli
 pytestmark = pytest.mark.processes
 
 
-def _demo(folder: Path, *arguments: str, timeout_s: float) -> Result:
-    return run_cli("demo", *arguments, timeout_s=timeout_s, TMPDIR=str(folder), COLUMNS="160")
+def _demo(folder: Path, *arguments: str, timeout_s: float, **environment: str) -> Result:
+    return run_cli("demo", *arguments, timeout_s=timeout_s, TMPDIR=str(folder), COLUMNS="160", **environment)
 
 
 def _adds_up(done: Result) -> None:
@@ -31,6 +31,16 @@ def test_without_spark_the_demo_adds_up_says_so_and_ends_with_code_3(tmp_path: P
     _adds_up(done)
     assert done.code == NOT_AVAILABLE
     assert "The Spark step was left out" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quick_demo_adds_up_without_java_and_pandas_and_leaves_nothing(tmp_path: Path) -> None:
+    done = _demo(tmp_path, "--quick", timeout_s=120, JAVA_HOME="/nowhere")
+    assert done.code == 0, done.err
+    text = " ".join(done.out.split())
+    assert "equal to what was sent: 21 rows, 40,000 flights" in text
+    assert "the topic holds 40,000 messages" in text
+    assert "killed (-9)" in text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,3 +107,51 @@ def test_a_following_consumer_ends_with_ctrl_c_and_code_130(cli: Cli, url: str) 
 
 def test_nothing_to_send_is_a_usage_error(cli: Cli) -> None:
     assert "either -m or -f" in cli("produce", "t", "-m", "x", "-f", "-", code=2).err
+
+
+# ---------------------------------------------------------------------------------------------------- made and shown
+def test_messages_that_are_sent_often_have_numbers(cli: Cli) -> None:
+    cli("produce", "numbered", "-n", "3", "-m", "order {i}", "-m", '{"i": {i}}', "-k", "customer-{i}")
+    cli("produce", "numbered", "-m", "{i} stays")
+    cli("produce", "numbered", "-n", "1", stdin="{i} of a line stays\n")
+    found = cli("consume", "numbered", "-n", "8", "--format", "{key}|{data}\\n").out.splitlines()
+    assert found == [
+        "customer-1|order 1", 'customer-2|{"i": 2}', "customer-3|order 3", 'customer-4|{"i": 4}', "customer-5|order 5",
+        'customer-6|{"i": 6}', "|{i} stays", "|{i} of a line stays",
+    ]  # fmt: skip
+
+
+def test_lines_and_headers(cli: Cli) -> None:
+    cli("produce", "headed", "-l", "-H", "trace: a:b", "-H", "x:", "-p", "y=1", stdin="one\ntwo\n")
+    (line,) = cli("consume", "headed", "-n", "1", "-o", "json").out.splitlines()
+    assert json.loads(line)["properties"] == {"trace": "a:b", "x": "", "y": "1"}
+    assert cli("consume", "headed", "-n", "2", "--format", "{data} {properties}\\t").out == (
+        "one y=1,trace=a:b,x=\ttwo y=1,trace=a:b,x=\t"
+    )
+    for wrong in (("-l", "-m", "x"), ("-m", "x", "-H", "none"), ("-m", "x", "-H", ":v")):
+        cli("produce", "headed", *wrong, code=2, stdin="x\n")
+
+
+def test_a_format_has_the_fields_of_a_message_and_no_others(cli: Cli) -> None:
+    cli("produce", "shaped", "-m", "{key} {data} \\n", "-k", "{topic}")
+    template = "{key}\\\\{data}\\0{ x }{topic} {redeliveries} {time} {id}\\n"
+    done = cli("consume", "shaped", "-n", "1", "--format", template)
+    key, _, rest = done.out.partition("\\")
+    data, _, rest = rest.partition("\0")
+    assert (key, data) == ("{topic}", "{key} {data} \\n"), "what a message contains is no template"
+    assert rest.startswith("{ x }persistent://public/default/shaped 0 20")
+    assert rest.endswith(":-1:0\n") or rest.count(":") >= 3
+    assert "no {dta}" in cli("consume", "shaped", "-n", "1", "--format", "{dta}", code=2).err
+    cli("consume", "shaped", "-n", "1", "--format", "{data}", "--pipe", "cat", code=2)
+
+
+def test_a_command_gets_each_message_and_what_it_fails_at_comes_again(url: str, cli: Cli, tmp_path: Path) -> None:
+    from tests.support.processes import run_cli
+
+    cli("produce", "piped-on", "-m", "one", "-m", "two", "-m", "bad", "-m", "three")
+    program = 'read -r line || :; echo "<$line>"; test "$line" != bad'
+    done = run_cli("consume", "piped-on", "-s", "s", "-n", "4", "--pipe", program, MAGNETAR_URL=url)
+    assert (done.code, done.out) == (1, "<one>\n<two>\n<bad>\n")
+    assert "ended with 1" in done.err
+    assert "comes again" in done.err
+    assert cli("consume", "piped-on", "-s", "s", "-n", "2").out == "bad\nthree\n"

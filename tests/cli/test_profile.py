@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from magnetar.cli.common.session import Session, load_profile, with_session
+from magnetar.cli.common.profiles import load_profile
+from magnetar.cli.common.session import Session, with_session
 from magnetar.proto.errors import InvalidConfiguration
 from tests.security.test_settings import private
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import yaml
 
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_here
+from tests.support.processes import Result, run_cli, run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+IMAGE = ROOT / "Dockerfile"
 ANY_ADDRESS = "0.0.0.0"
 
 
@@ -57,18 +57,16 @@ class Compose:
         scheme, _, where = given["MAGNETAR_URL"].partition("://")
         return found | {"MAGNETAR_URL": f"{scheme}://{self._mapped(service, where, directory)}"}
 
-    def healthcheck(self, service: str, directory: Path) -> list[str]:
-        """The command of the service's health check, as it is run here."""
-        _, python, *rest = self.services[service]["healthcheck"]["test"]
-        assert python == "python"
-        found = [sys.executable]
-        for part in rest:
-            match = re.fullmatch(r"(https://)?([\w.-]+):(\d+)(/\w+)?", part)
-            if match is None:
-                found.append(self._mapped(service, part, directory))
-            else:
-                found.append(f"{match[1] or ''}{self.address(service, int(match[3]))}{match[4] or ''}")
-        return found
+    def healthcheck(self, service: str) -> Result:
+        """Runs the service's health check here."""
+        _, program, *arguments = self.services[service]["healthcheck"]["test"]
+        assert program == "magnetar"
+        return run_cli(*arguments, **self.probes(service))
+
+    def probes(self, service: str) -> dict[str, str]:
+        """The environment that the image has: where the service answers probes."""
+        (_, port), = re.findall(r"^ENV (MAGNETAR_HEALTH)=127.0.0.1:(\d+)$", IMAGE.read_text(encoding="utf-8"), re.M)
+        return {"MAGNETAR_HEALTH": self.address(service, int(port))}
 
     def _mapped(self, service: str, part: str, directory: Path) -> str:
         if part.startswith("/"):
@@ -103,5 +101,5 @@ class Compose:
                 done = run_here(*arguments)
                 assert done.code == 0, done.err
             else:
-                running[service] = processes.start(service, *arguments)
+                running[service] = processes.start(service, *arguments, environment=self.probes(service))
         return {service: process.wait_ready() for service, process in running.items()}

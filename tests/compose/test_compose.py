@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -145,6 +147,29 @@ def test_each_server_says_whether_it_is_well_and_nothing_starts_before_what_it_n
             assert all(each["condition"] != "service_started" for each in service["depends_on"].values())
 
 
+def test_what_a_service_names_is_in_the_file(compose: Compose) -> None:
+    declared = yaml.safe_load(FILE.read_text(encoding="utf-8"))["volumes"]
+    for name, service in compose.services.items():
+        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(declared), name
+        assert set(service.get("depends_on", {})) <= set(compose.services), name
+
+
+def test_docker_compose_accepts_the_file() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not here: it is Docker's plug-in of that name")
+    command = ["docker", "compose", "--file", str(FILE), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_image_keeps_no_wheels_and_asks_itself_whether_it_is_well() -> None:
+    _, (_, final) = steps()
+    assert not any(step.startswith("COPY") for step in final), "a layer stays, whatever is removed later"
+    assert any("--mount=type=bind,from=build,source=/wheels" in step for step in final)
+    assert any(step.startswith("HEALTHCHECK ") and step.endswith('CMD ["magnetar", "health"]') for step in final)
+
+
 @pytest.mark.processes
 def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: Processes) -> None:
     urls = compose.start(started)
@@ -169,7 +194,7 @@ def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: 
     topics = {each["name"]: each["topics"] for each in brokers}
     assert all(count > 5 for count in topics.values()), f"both have work, whichever is asked: {topics}"
     for name in compose.services.keys() - {"security"}:
-        assert subprocess.run(compose.healthcheck(name, started.directory), check=False).returncode == 0, name
+        assert compose.healthcheck(name).code == 0, name
     address = compose.address("broker-2", 6651)
     context = ssl.create_default_context(cafile=exec_["MAGNETAR_TLS_CA"])
     host, _, port = address.partition(":")

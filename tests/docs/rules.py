@@ -5,6 +5,7 @@
 | `magnetar standalone …`        | starts a real server with these options on a free port and a fresh folder       |
 | `magnetar migrate --from …`    | reads its options; tests/cli/migrate runs it between two servers                |
 | `magnetar …`                   | runs it against that server (`MAGNETAR_URL`); inside a sentence: it exists      |
+| `curl …/readyz`                | asks that server, which was started with `--health`                             |
 | `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
 | `curl … localhost:8080/…`      | sends that request to the server; it is answered with 200 or 204                |
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
@@ -80,8 +81,8 @@ class Place:
         given = list(options)
         if "--data" not in given:
             given += ["--data", f"data-{number}"]
-        if "--metrics" in given:
-            given[given.index("--metrics") + 1] = "0"  # the reader's port may be taken here
+        for option in {"--metrics", "--health"} & set(given):
+            given[given.index(option) + 1] = "0"  # the reader's port may be taken here
         self._server = self._processes.start(f"standalone-{number}", "standalone", *given, "--port", "0")
         self._server.wait_ready()
 
@@ -99,6 +100,11 @@ class Place:
         return self._said("metrics")
 
     @property
+    def health(self) -> str:
+        """The URL where its probes are answered."""
+        return f"http://{self._said('health')}"
+
+    @property
     def http(self) -> str:
         """The URL of its administration over HTTP."""
         assert self.address, "a server is started"
@@ -111,6 +117,7 @@ class Place:
     def run(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs a program of this project in the folder; its stdout. Anything but exit code 0 fails the test."""
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        environment["XDG_CONFIG_HOME"] = str(self.folder)  # its contexts are no person's
         if words[:3] == (sys.executable, "-m", "magnetar.cli.main"):
             environment["MAGNETAR_URL"] = f"magnetar://{self.address}"
         done = subprocess.run(
@@ -145,6 +152,8 @@ def _magnetar(place: Place, command: Command) -> None:
     elif words[0] == "standalone":
         assert "--port" not in words, "the reader's port may be taken here"
         place.start(*words[1:])
+    elif words[0] == "health":
+        place.run(*program, *(place.health if word.startswith("http://") else word for word in words))
     else:
         said = place.run(*program, *words)
         if words[0] == "consume":
@@ -171,6 +180,11 @@ def _curl(place: Place, command: Command) -> None:
     missing = [name for name in told if name.split("_")[1] not in PER_THING and name not in shown]
     assert told, "the document names no metric"
     assert not missing, f"the document names metrics that are not there: {missing}"
+
+
+def _readyz(place: Place, command: Command) -> None:
+    with urllib.request.urlopen(f"{place.health}/readyz", timeout=COMMAND_TIMEOUT_S) as reply:
+        assert reply.read() == b"ok\n"
 
 
 def _rest(place: Place, command: Command) -> None:
@@ -311,6 +325,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"magnetar migrate .*--from", _migrate),
     (r"magnetar \S", _magnetar),
     (r"curl http://127\.0\.0\.1:\d+/metrics$", _curl),
+    (r"curl http://127\.0\.0\.1:\d+/readyz$", _readyz),
     (r"curl .*http://localhost:8080/", _rest),
     (r"make \S", _make),
     (r"pip install \S", _pip),

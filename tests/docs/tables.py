@@ -23,6 +23,7 @@ from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.common.exits import exit_code_of
 from magnetar.cli.main import COMMANDS
 from magnetar.cli.run.metrics import SECOND
+from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
 from magnetar.cli.run.metrics_transactions import PULSAR
 from magnetar.cli.run.servers import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
@@ -174,12 +175,19 @@ def bookkeeper_table() -> str:
 
 
 def pulsars_table() -> str:
-    """Pulsar's names for metrics of transactions, and ours."""
+    """Pulsar's names for metrics, and ours."""
     lines = ["| Pulsar's name | ours | note |", "|---|---|---|"]
+    lines += [f"| `{name.name}` | `{name.ours}` | {name.note} |" for name in SHOWN]
     for second in PULSAR:
         ours = ", ".join(f"`{name}`" for name in second.ours)
         lines.append(f"| `{second.name}` | {ours} | {second.note} |")
     return "\n".join(lines)
+
+
+def left_out_table() -> str:
+    """Beginnings of Pulsar's names that are not shown, and why."""
+    rows = (f"| `{beginning}…` | {why} |" for beginning, why in LEFT_OUT.items())
+    return "\n".join(["| not shown | why |", "|---|---|", *rows])
 
 
 def commands_table() -> str:
@@ -223,6 +231,7 @@ TABLES: dict[str, Table] = {
     "permissions": Table("docs/security.md", permissions_table),
     "BookKeeper's names": Table("docs/metrics.md", bookkeeper_table),
     "Pulsar's names": Table("docs/metrics.md", pulsars_table),
+    "Pulsar's names that are left out": Table("docs/metrics.md", left_out_table),
 }
 
 

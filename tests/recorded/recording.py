@@ -39,6 +39,7 @@ MASKS: tuple[tuple[str, str], ...] = (
     (r'("messageAckRate": ?)-?[0-9.e-]+', r"\1RATE"),
     (r'("(?:ageMs|openTimestamp|oldestMs|remainingMs|recoverStartTime|recoverEndTime|age_s|remaining_s)": ?)-?[0-9.]+',
      r"\1AGE"),
+    (r'("(?:rateIn|rateOut|throughputIn|throughputOut)": ?)-?[0-9.e-]+', r"\1RATE"),
     (r'("(?:freeBytes|totalBytes)": ?)\d+', r"\1DISK"),
     (r'("(?:ledgerId|producerId)": ?)\d+', r"\1NUMBER"),
     (r"\b\d{1,3}:(\d+)\b", r"LEDGER:\1"),

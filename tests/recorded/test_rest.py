@@ -37,6 +37,7 @@ SHOP = json.dumps({
 
 OF_PROCESS = f"""
 GET /healthz
+GET /livez
 GET /readyz
 GET /status.html
 GET /openapi.json
@@ -199,6 +200,8 @@ DELETE /admin/v2/persistent/public/default/plain/partitions
 DELETE /admin/v2/persistent/public/default/plain
 DELETE /admin/v2/persistent/public/default/plain
 DELETE {T}
+GET /admin/v3/topics?contains=/none
+GET /admin/v3/topics?sort=colour
 GET {T}/stats
 GET {T}/stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true
 GET {T}/stats?getPreciseBacklog=perhaps
@@ -208,6 +211,9 @@ GET /admin/v2/persistent/public/default/wide/partitioned-stats
 GET /admin/v2/persistent/public/default/wide/partitioned-stats?perPartition=false
 GET {T}/partitioned-stats
 GET /admin/v2/broker-stats/topics
+GET {T}/subscription/billing/why
+GET {T}/subscription/none/why
+GET {T}/why-kept
 GET {T}/internalStats
 GET /admin/v2/persistent/public/default/wide/partitioned-internalStats
 GET {T}/partitioned-internalStats
@@ -367,7 +373,7 @@ POLICIES = {
 """A value of each shape that a policy has in the document."""
 WRONG = ('"x"', "-7", "{}", "")
 UNORDERED = ("/openapi.json", "/admin/v2/broker-stats/topics")
-UNSTEADY = ("/metrics", f"{BK}/version")
+UNSTEADY = ("/metrics", "/metrics/", f"{BK}/version", "/admin/v3/brokers/summaries")
 """What differs by version and by what the machine did; their status is written down."""
 
 

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.config import Setting, explicit_settings, load, setting_value, settings, with_values
+from magnetar.runtime.config import (
+    Setting,
+    explicit_settings,
+    load,
+    read_file_variables,
+    setting_value,
+    settings,
+    with_values,
+)
 from magnetar.runtime.network import Endpoint
 
 
@@ -131,3 +139,97 @@ def test_what_was_chosen_is_known_by_name_and_can_be_replaced_in_tables_too(tmp_
     changed = with_values(Outer(), {"size": 5, "inner.flush_bytes": 7, "inner.verbose": True})
     assert changed == Outer(Sample(flush_bytes=7, verbose=True), 5)
     assert [setting_value(changed, name) for name in ("size", "inner.flush_bytes")] == [5, 7]
+
+
+class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a table."""
+
+    block_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4096
+
+
+class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table."""
+
+    low: int = 1
+    high: int = 2
+    journal: Journal = msgspec.field(default_factory=Journal)
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+class Deep(msgspec.Struct, frozen=True):
+    """A configuration with tables."""
+
+    data: str = ""
+    store: Store = msgspec.field(default_factory=Store)
+
+
+def test_two_underscores_of_a_variable_are_a_level_at_any_depth(tmp_path: Path) -> None:
+    file = write(tmp_path, "[bookie.store]\nlow = 2\nhigh = 9\n")
+    environment = {
+        "MAGNETAR_BOOKIE__DATA": "/data", "MAGNETAR_BOOKIE__STORE__LOW": "8",
+        "MAGNETAR_BOOKIE_STORE__JOURNAL__BLOCK_BYTES": "512",
+    }  # fmt: skip
+    found = load(Deep, "bookie", file=file, environment=environment)
+    assert found == Deep("/data", Store(8, 9, Journal(512)))
+    assert explicit_settings(Deep, "bookie", file=file, environment=environment) == {
+        "data", "store.low", "store.high", "store.journal.block_bytes"
+    }  # fmt: skip
+    together = {"MAGNETAR_BOOKIE__STORE__LOW": "50", "MAGNETAR_BOOKIE__STORE__HIGH": "60"}
+    assert load(Deep, "bookie", environment=together).store == Store(50, 60)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("MAGNETAR_BOOKIE__STORE__LOWER", "1", "no setting 'lower' (did you mean 'low'?)"),
+        ("MAGNETAR_BOOKIE__STORES__LOW", "1", "no table 'stores' (did you mean 'store'?)"),
+        ("MAGNETAR_BOOKIE__STORE__JOURNAL__X__Y", "1", "no table 'x'"),
+        ("MAGNETAR_BOOKIE__STORE", "1", "store is a table"),
+        ("MAGNETAR_BOOKIE__STORE__JOURNAL__BLOCK_BYTES", "0", "allowed: int ≥ 1"),
+        ("MAGNETAR_BOOKIE__STORE__LOW", "3", "low is above high"),
+    ],
+)
+def test_a_wrong_variable_of_a_table_is_named(variable: str, text: str, said: str) -> None:
+    with pytest.raises(InvalidConfiguration) as raised:
+        load(Deep, "bookie", environment={variable: text})
+    assert said in str(raised.value)
+    if "above" not in said:
+        assert variable in str(raised.value)
+
+
+def test_two_spellings_of_one_setting_are_refused() -> None:
+    environment = {"MAGNETAR_BOOKIE_DATA": "a", "MAGNETAR_BOOKIE__DATA": "b"}
+    with pytest.raises(InvalidConfiguration, match="MAGNETAR_BOOKIE_DATA and MAGNETAR_BOOKIE__DATA are the same"):
+        load(Deep, "bookie", environment=environment)
+
+
+def test_a_variable_may_be_the_content_of_a_file(tmp_path: Path) -> None:
+    secret, empty = tmp_path / "secret", tmp_path / "empty"
+    secret.write_text("two\nlines\n\n")
+    empty.write_text("")
+    environment = {
+        "MAGNETAR_BOOKIE__DATA_FILE": str(secret), "MAGNETAR_METADATA_FILE": str(empty),
+        "MAGNETAR_TOKEN_FILE": str(secret), "OTHER_FILE": "nowhere",
+    }  # fmt: skip
+    read_file_variables(environment)
+    assert environment == {
+        "MAGNETAR_BOOKIE__DATA": "two\nlines\n", "MAGNETAR_METADATA": "", "MAGNETAR_TOKEN": str(secret),
+        "OTHER_FILE": "nowhere",
+    }  # fmt: skip
+    assert load(Deep, "bookie", environment=environment).data == "two\nlines\n"
+
+
+def test_a_file_that_cannot_be_read_or_is_given_beside_the_value_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for given, said in (
+        ({"MAGNETAR_X_FILE": str(tmp_path / "none")}, "MAGNETAR_X_FILE: .*none cannot be read: No such file"),
+        ({"MAGNETAR_X_FILE": str(tmp_path)}, "cannot be read: Is a directory"),
+        ({"MAGNETAR_X_FILE": str(binary)}, "is no text"),
+        ({"MAGNETAR_X_FILE": str(binary), "MAGNETAR_X": ""}, "MAGNETAR_X and MAGNETAR_X_FILE are both given"),
+    ):
+        with pytest.raises(InvalidConfiguration, match=said):
+            read_file_variables(given)

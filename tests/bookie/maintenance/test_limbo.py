@@ -256,11 +256,14 @@ def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: s
         bookie = await deployment.start("b1")
         registered = await deployment.registration("b1")
         assert registered.limbo
+        (why,) = deployment.bookies["b1"].why_not_ready()
+        assert "it is in limbo" in why
         assert registered.fenced_upto >= open_.ledger_id
         with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
             await append_for_ever(open_)
         await asyncio.sleep(2 * PAUSE_S)
         assert bookie.limbo_exit.limbo_upto == -1, bookie.limbo_exit.blocked
+        assert bookie.why_not_ready() == []
         assert not (await deployment.registration("b1")).limbo
         assert bookie.store.limbo_losses == []
         for writer, entries in ((closed, 40), (open_, 20)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,9 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
 
 
 async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> None:
-    broker = Ownership(tree.new_session(), BrokerRecord(name="b", endpoint="b:1"))
+    broker = Ownership(
+        tree.new_session(), BrokerRecord(name="b", endpoint="b:1"), random.Random(1), time.monotonic
+    )
     await broker.register_broker()
     policies = NamespaceRecord(bundles=4096)
     owned = set()

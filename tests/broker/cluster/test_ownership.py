@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ class LateAnswers:
 
 
 def _ownership(store: Any, name: str) -> Ownership:
-    return Ownership(store, BrokerRecord(name=name, endpoint=f"{name}:1"))
+    me = BrokerRecord(name=name, endpoint=f"{name}:1")
+    return Ownership(store, me, random.Random(1), time.monotonic)
 
 
 async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tmp_path: Path) -> None:

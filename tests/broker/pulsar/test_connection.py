@@ -879,6 +879,9 @@ class OneConnection:
         self.caller = SimpleNamespace(peer="127.0.0.1:1", principal=None)
         self.broker = SimpleNamespace(name="b", config=BrokerConfig())
 
+    def find_next_urls(self, error: Exception) -> dict[str, str]:
+        return {}
+
     def send(self, data: bytes) -> None:
         self.said.append(Command.Type.Name(parse_frame(memoryview(data)[4:])[0].type))
 

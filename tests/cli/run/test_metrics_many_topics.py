@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.topic.statistics import TopicStatistics
-from magnetar.cli.run.metrics import MeasuredParts
-from magnetar.proto.names import Position, TopicName
-from magnetar.runtime.budget import CallerMemory
+from benchmarks.scrape import stand_in, stand_in_broker
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.cli.run import metrics
+from magnetar.cli.run.metrics import MeasuredParts, RepeatedPage
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import SECONDS, Histogram, Page
+from magnetar.runtime.metrics import Page
 from tests.support.steps import Steps, slowness
 
 TOPICS = 10_000
@@ -26,31 +20,20 @@ STEP_S = 0.05
 """Ten times what a scrape may hold the loop."""
 
 
-def topic(number: int) -> Any:
-    shape = LogShape()
-    shape.add(Span(number, 0, 9, 10, size=1000, open=True))
-    subscription = SimpleNamespace(
-        name="s", is_durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
-        delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9))),
-    )  # fmt: skip
-    reader = TopicLogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
-    log = SimpleNamespace(shape=shape, pending_entries=0, is_degraded=number == 7, reader=reader)
-    name = TopicName.parse(f"persistent://public/default/topic-{number}")
-    return SimpleNamespace(name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log,
-        subscriptions={"s": subscription}, transactions=SimpleNamespace(statistics=lambda: None),
-        maintenance=SimpleNamespace(expired=0, evicted=0))
+async def scrape(count: int, shown: str = "auto") -> tuple[Page, str]:
+    topics = {str(number): stand_in(number, backlog=0 if number % 100 else 10) for number in range(count)}
+    page = Page()
+    await MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown)))(page)  # type: ignore[arg-type]
+    return page, b"".join(page.series_chunks()).decode()
 
 
+@pytest.mark.parametrize("shown", ["all", "auto"])
 async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than_a_slice(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
-    topics = {str(number): topic(number) for number in range(TOPICS)}
-    owned = SimpleNamespace(
-        world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
-        publish_seconds=Histogram(SECONDS), bookie_statistics=dict, memory=CallerMemory(), coordinators=(),
-    )
-    measured, page = MeasuredParts(broker=SimpleNamespace(topic_manager=owned, topics=topics)), Page()  # type: ignore[arg-type]
-    await MeasuredParts(broker=SimpleNamespace(topic_manager=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
+    topics = {str(number): stand_in(number) for number in range(TOPICS)}
+    measured, page = MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown))), Page()  # type: ignore[arg-type]
+    await scrape(1)  # imports
     with contextlib.closing(Steps(monkeypatch)) as steps:
         await asyncio.sleep(0)
         steps.clear()
@@ -59,9 +42,60 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
         longest = steps.longest
         text = b"".join(page.series_chunks()).decode()
     assert longest < STEP_S * slowness(), f"{longest:.3f} s of {steps.all:.3f} s in one step"
-    assert text.count("\n") == TOPICS * 15 + 30, "ten lines of a topic and five of a subscription, each with a head"
-    whose = '{subscription="s",topic="persistent://public/default/topic-42"}'
-    assert f"magnetar_subscription_unacked_messages{whose} 42.0\n" in text
+    if shown == "all":
+        lines = [each for each in text.splitlines() if each.startswith(("magnetar_topic_", "magnetar_subscription_"))]
+        assert len(lines) == TOPICS * 19, "ten of a topic and nine of a subscription"
+        whose = '{subscription="s",topic="persistent://public/n2/topic-42"}'
+        assert f"magnetar_subscription_unacked_messages{whose} 42\n" in text
     assert page.shown["magnetar_broker_degraded_ledgers", ()] == 1
     assert page.shown["magnetar_broker_backlogs_missing", ()] == 0
     print(f"{steps.all:.3f} s in all, {longest:.4f} s in the longest step")
+
+
+async def test_up_to_two_thousand_topics_each_is_shown_and_above_that_the_largest() -> None:
+    page, text = await scrape(metrics.TOPICS_SHOWN)
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 0
+    assert text.count("\nmagnetar_topic_producers{") + text.startswith("magnetar_topic_producers{") == 2000
+    page, text = await scrape(metrics.TOPICS_SHOWN + 100)
+    assert text.count("\nmagnetar_topic_producers{") == 21, "those with a backlog, of which 50 would be shown"
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 2079
+    assert page.shown["magnetar_broker_backlog_messages", ()] == 210
+    assert 'magnetar_namespace_backlog_messages{namespace="public/n0"} 210\n' in text
+
+
+async def test_the_level_is_a_setting() -> None:
+    page, text = await scrape(50, "namespace")
+    assert 'magnetar_namespace_topics{namespace="public/n3"} 3\n' in text
+    assert text.count("\nmagnetar_topic_producers{") == 1
+    page, text = await scrape(50, "none")
+    assert not text
+    assert page.shown["magnetar_broker_topics", ()] == page.shown["magnetar_broker_topics_not_shown", ()] == 50
+    assert page.shown["magnetar_broker_storage_bytes", ()] == 50_000
+
+
+async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, lines, now = 0, 1, 0.0
+
+    async def measure(page: Page) -> None:
+        nonlocal made
+        made += 1
+        series = page.series("magnetar_things", "gauge", "Things.")
+        for number in range(lines):
+            series.add("", number)
+
+    clock = SystemClock()
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    repeated = RepeatedPage(measure, clock)
+    for _ in range(3):
+        await repeated(Page())
+    assert made == 3
+    lines = metrics.PAGE_LINES + 1
+    pages = [Page() for _ in range(3)]
+    await asyncio.gather(*map(repeated, pages))
+    assert made == 4
+    assert len({b"".join(page.series_chunks()) for page in pages}) == 1
+    now += metrics.PAGE_S
+    await repeated(Page())
+    assert made == 5

@@ -101,7 +101,7 @@ async def test_what_transactions_did_is_counted_also_under_pulsars_names(tmp_pat
         assert shown.value("pulsar_txn_tb_active_total", cluster="c", namespace="public/default", topic=ORDERS) == 1
         acked = {"namespace": "public/default", **of_bills, "status": "succeed"}
         assert shown.value("pulsar_txn_tp_committed_count_total", **acked) == 2
-        foreign = {name for name in shown.names() if name.startswith("pulsar_") and not name.startswith(LATENCY)}
+        foreign = {name for name in shown.names() if name.startswith("pulsar_txn_") and not name.startswith(LATENCY)}
         assert foreign == {second.name for second in PULSAR if not second.name.startswith(LATENCY)}
 
         plain = await page(http, broker, pulsar=False)

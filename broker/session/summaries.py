@@ -1,0 +1,314 @@
+"""The overview of a cluster that every face shows: sums and largest topics of each broker, pages of topics, and why a
+subscription or a ledger stays where it is.
+
+    await Summaries(broker).summarize()                 of all brokers, one request to each
+    await Summaries(broker).list_page(query)            of all brokers, merged
+    explain_stuck(topic, subscription, backlog)         sentences, from what the dispatcher and the pump know
+    explain_kept(topic)                                 per ledger, from what holds it (`Topic.trim_limits`)
+
+The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
+not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the
+list of brokers. Guarding tests: tests/broker/session/test_summaries.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nsmallest
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
+
+from ...proto import operations as op
+from ...proto.errors import InvalidRequest, MagnetarError
+from ...proto.operations import Operation
+from ...proto.states import Blocked, LedgerStays
+from ...proto.statistics import (
+    BrokerSummary,
+    ClusterSummary,
+    KeptLedger,
+    NamespaceSums,
+    TopicPage,
+    TopicRow,
+    WhyKept,
+    WhyStuck,
+)
+from ...proto.versions import PRODUCT
+from ...runtime.descriptors import PROCESS
+from ..common.token_bucket import TimeSlices
+from ..node.survey import STRIDE, Sums, TopicFacts, inspect_topic
+from ..node.topic_manager import TopicManager
+from ..subscription.subscription import Subscription
+from ..topic.topic import Topic
+from .administration import ask_broker
+
+OTHERS_S = 1.0
+"""Seconds to wait for other brokers: an overview with most of them is better than none."""
+LIMIT, LIMIT_MAX = 100, 200
+"""Rows of a page: if the caller does not say, and at most. 200 take 40 KB."""
+SORTS = (
+    "backlog", "consumers", "oldest_ms", "producers", "rate_in", "rate_out", "storage_bytes", "subscriptions",
+    "throughput_in", "throughput_out",
+)  # fmt: skip
+"""Fields of a row by which pages are sorted, besides the name."""
+
+T = TypeVar("T")
+
+
+class PageQuery(NamedTuple):
+    """Which topics of the cluster, in which order."""
+
+    prefix: str = ""  # of the full name, as `contains`
+    contains: str = ""
+    sort: str = ""  # one of SORTS, the largest first; else by name
+    after: str = ""  # `next` of the page before
+    limit: int = 0
+
+
+def loop_busy() -> float:
+    """Returns the share of the time for which the event loop of this process computes; -1 if nothing measures it."""
+    beats = getattr(sys.modules.get("magnetar.runtime.health"), "HEARTBEAT", None)
+    return float(getattr(beats, "busy_ratio", -1.0))
+
+
+class Summaries:
+    """The overviews that one broker answers, of itself and of the other brokers."""
+
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+
+    async def summarize(self, *, here: bool) -> ClusterSummary:
+        """Returns the summaries of all brokers, by name; with `here`, of this one alone."""
+        if here:
+            return ClusterSummary((await self._summary(),), ())
+        mine, (others, silent) = await asyncio.gather(self._summary(), self._ask_others(op.BROKER_SUMMARIES))
+        found = [mine, *(each for other in others for each in other.brokers)]
+        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent)
+
+    async def _summary(self) -> BrokerSummary:
+        broker = self._broker
+        survey = await broker.survey.take()
+
+        def rows(measure: str) -> tuple[TopicRow, ...]:
+            return tuple(_row(facts, broker.endpoint) for facts in survey.largest[measure])
+
+        return BrokerSummary(
+            broker.name, broker.endpoint, PRODUCT, broker.started_ms, loop_busy(), PROCESS.connections,
+            survey.total.degraded, _sums("", survey.total),
+            tuple(_sums(name, each) for name, each in sorted(survey.namespaces.items())),
+            rows("traffic"), rows("backlog"), rows("age"),
+        )  # fmt: skip
+
+    async def list_page(self, query: PageQuery, *, here: bool) -> TopicPage:
+        """Returns a page of the loaded topics of all brokers; with `here`, of this one alone. Raises InvalidRequest if
+        the query is wrong."""
+        query = query._replace(limit=query.limit or LIMIT)
+        if not 1 <= query.limit <= LIMIT_MAX:
+            raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")
+        if query.sort not in ("", "name", *SORTS):
+            raise InvalidRequest(f"sort must be name, {', '.join(SORTS)}, not {query.sort!r:.100}")
+        key, after = _sort_key(query.sort), _parse_after(query)
+        mine = await self._page(query, key, after)
+        if here:
+            return mine
+        others, silent = await self._ask_others(op.TOPIC_PAGE, **query._asdict())
+        pages = [mine, *others]
+        rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
+        more = any(page.next for page in pages) or sum(len(page.topics) for page in pages) > len(rows)
+        return TopicPage(tuple(rows), _next(query, rows) if more else "", sum(page.found for page in pages), silent)
+
+    async def _page(
+        self, query: PageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
+    ) -> TopicPage:
+        """Returns the page of this broker's topics."""
+        broker, turns = self._broker, TimeSlices(self._broker.world.clock)
+        await broker.survey.take()  # the rates are those of a walk
+        fitting = [
+            topic for name, topic in broker.loaded.items() if name.startswith(query.prefix) and query.contains in name
+        ]
+        if key is _by_name:  # only what is shown is looked at
+            fitting.sort(key=lambda topic: topic.name.full)
+            later = [each for each in fitting if after is None or each.name.full > after[1]]
+            rows = [_row(inspect_topic(each), broker.endpoint) for each in later[: query.limit]]
+            return TopicPage(tuple(rows), _next(query, rows) if len(later) > len(rows) else "", len(fitting), ())
+        found = list[TopicRow]()
+        for start in range(0, len(fitting), STRIDE):
+            for each in fitting[start : start + STRIDE]:
+                row = _row(inspect_topic(each), broker.endpoint)
+                if after is None or key(row) > after:
+                    found.append(row)
+            if turns.is_slice_over:
+                await turns.begin_slice()
+        rows = nsmallest(query.limit, found, key=key)
+        return TopicPage(tuple(rows), _next(query, rows) if len(found) > len(rows) else "", len(fitting), ())
+
+    async def _ask_others(self, operation: Operation[T], **arguments: object) -> tuple[list[T], tuple[str, ...]]:
+        """Returns the answers of the other brokers for themselves, and the names of those that did not answer."""
+        broker = self._broker
+        others = [each for each in await broker.list_brokers() if each.name != broker.name]
+
+        async def ask(endpoint: str) -> T | None:
+            try:
+                async with asyncio.timeout(OTHERS_S):
+                    return await ask_broker(
+                        broker.world, endpoint, operation, timeout_s=OTHERS_S, here=True, **arguments
+                    )
+            except (MagnetarError, TimeoutError):
+                return None
+
+        answers = await asyncio.gather(*(ask(each.endpoint) for each in others))
+        silent = sorted(each.name for each, answer in zip(others, answers, strict=True) if answer is None)
+        return [each for each in answers if each is not None], tuple(silent)
+
+
+def _row(facts: TopicFacts, owner: str) -> TopicRow:
+    topic, rates = facts.topic, facts.rates
+    subscriptions = topic.subscriptions.values()
+    return TopicRow(
+        topic.name.full, owner, rates.messages_in, rates.messages_out, rates.bytes_in, rates.bytes_out,
+        topic.log.shape.size, facts.backlog, facts.oldest_ms, len(topic.producers),
+        sum(len(each.consumers) for each in subscriptions), sum(each.is_durable for each in subscriptions),
+    )  # fmt: skip
+
+
+def _sums(name: str, found: Sums) -> NamespaceSums:
+    return NamespaceSums(
+        name, found.topics, found.subscriptions, found.producers, found.consumers, found.rate_in, found.rate_out,
+        found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- pages
+# A page ends at a value and a name, which are the text `next`: rows that change their place meanwhile are shown twice
+# or not at all, and no broker has to remember a reader.
+
+
+def _by_name(row: TopicRow) -> tuple[float, str]:
+    return 0.0, row.name
+
+
+def _sort_key(sort: str) -> Callable[[TopicRow], tuple[float, str]]:
+    """Returns the key of a row: rows are shown by rising keys. The oldest message has the least `oldest_ms`."""
+    if sort in ("", "name"):
+        return _by_name
+    if sort == "oldest_ms":
+        return lambda row: (float(row.oldest_ms) if row.oldest_ms else float("inf"), row.name)
+    value = attrgetter(sort)
+    return lambda row: (-float(value(row)), row.name)
+
+
+def _next(query: PageQuery, rows: Sequence[TopicRow]) -> str:
+    if not rows:
+        return ""
+    number, name = _sort_key(query.sort)(rows[-1])
+    return f"{number!r} {name}"
+
+
+def _parse_after(query: PageQuery) -> tuple[float, str] | None:
+    if not query.after:
+        return None
+    number, _, name = query.after.partition(" ")
+    try:
+        return float(number), name
+    except ValueError:
+        raise InvalidRequest(f"after must be `next` of the page before, not {query.after!r:.100}") from None
+
+
+# --------------------------------------------------------------------------------------------------------- why
+
+
+ENDS = {
+    Blocked.NO_CONSUMER: "A consumer has to connect; or delete the subscription if nothing reads it any more, for it "
+    "keeps what it has not acknowledged.",
+    Blocked.NO_PERMITS: "Its consumers ask for no more messages: they work on what they have, or wait. Add consumers, "
+    "or look at what their programs wait for.",
+    Blocked.SLOW_CONSUMER: "The connection of a consumer does not take more: its program or its network is slow.",
+    Blocked.TOO_MANY_UNACKED: "Its consumers have to acknowledge what they hold; or raise max_unacked_per_consumer or "
+    "max_unacked_per_subscription.",
+    Blocked.NOT_YET: "Nothing has to be done: an earlier message is read or delivered first.",
+    Blocked.FAILED: "The failed message has to be acknowledged; a dead-letter policy would move it away after some "
+    "deliveries.",
+    Blocked.KEYS_BUSY: "The consumers that hold messages of these keys have to acknowledge them, or to disconnect.",
+    Blocked.HOLES: "The oldest messages have to be acknowledged: those after them cannot be remembered.",
+    Blocked.THROTTLED: "It goes on by itself; or raise the dispatch rate of the subscription, the topic or the broker.",
+    Blocked.MOVING: "It goes on by itself, as soon as bookies have stored the new place.",
+    Blocked.FINDING_DELAYS: "It goes on by itself.",
+    Blocked.DELAYS: "Bookies have to take the delayed messages: look at them.",
+    Blocked.DELAYED: "It goes on by itself, when the messages are due.",
+    Blocked.HELD: "It goes on by itself, after the back-off.",
+}
+"""What would end each reason."""
+
+
+def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
+    """Returns why a subscription does not get on. `backlog`: its messages that are not acknowledged."""
+    blocked = subscription.pump.blocked or Blocked.NO
+    dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
+    if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
+        text = "It has delivered everything." if backlog == 0 else "It delivers."
+        return WhyStuck(False, blocked, (text,))
+    sentences = list[str]()
+    stuck = backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP)
+    if stuck:
+        sentences += [f"{str(blocked).capitalize()}.", ENDS.get(blocked, "")]
+        oldest = topic.maintenance.known_oldest_ms(subscription) if subscription.is_durable else 0
+        since = f", the oldest for {_span((now_ms - oldest) / 1000)}" if oldest else ""
+        sentences.append(f"{_count(backlog, 'message')} wait{'' if backlog > 1 else 's'}{since}.")
+    holders = sorted(subscription.consumers.values(), key=lambda each: -each.member.unacked)[:3]
+    for each in holders:
+        if each.member.unacked:
+            first = min(each.member.outstanding, default=None)
+            place = f", the first at {first[0]}:{first[1]}" if first is not None else ""
+            text = f"Consumer {each.member.name!r} ({each.address}) holds {_count(each.member.unacked, 'message')}"
+            sentences.append(f"{text} that it has not acknowledged{place}.")
+    if blocked is Blocked.NO_PERMITS:
+        sentences.append(f"{_count(len(subscription.consumers), 'consumer')} connected, with no permits.")
+    draining = dispatcher.policy.statistics()[1]
+    for slot in draining.draining[:3] if draining is not None and subscription.consumers else ():
+        sentences.append(f"Slot {slot[0]} of the keys waits for {_count(slot[1], 'entry')} of its last consumer.")
+    return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
+
+
+def explain_kept(topic: Topic) -> WhyKept:
+    """Returns what keeps each ledger of the topic."""
+    now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
+    durable = [each for each in topic.subscriptions.values() if each.is_durable]
+    for span, (_, stays) in zip(topic.log.shape.spans, topic.why_ledgers_stay(), strict=True):
+        holders = tuple(sorted(each.name for each in durable if not each.cursor.trim_limit.has_released(span)))
+        sentence = _kept_sentence(topic, stays, holders, span.closed_ms, now_ms)
+        messages = span.end_index - span.first_index
+        found.append(KeptLedger(span.ledger_id, span.size, messages, stays or LedgerStays.NO, holders, sentence))
+    return WhyKept(tuple(found))
+
+
+def _kept_sentence(
+    topic: Topic, stays: LedgerStays | None, holders: Sequence[str], closed_ms: int, now_ms: int
+) -> str:
+    if stays is None:
+        return "Nothing keeps it: the next trim deletes it."
+    text = f"{str(stays).capitalize()}."
+    if stays is LedgerStays.NOT_ACKNOWLEDGED and holders:
+        return f"{text} It waits for {_listed(holders)}."
+    if stays is LedgerStays.RETAINED_BY_TIME and topic.applied.retention_minutes > 0:
+        left_s = topic.applied.retention_minutes * 60 - (now_ms - closed_ms) / 1000
+        return f"{text} It may go in {_span(max(0.0, left_s))}."
+    return text
+
+
+def _listed(names: Iterable[str], shown: int = 5) -> str:
+    known = list(names)
+    more = f" and {len(known) - shown} more" if len(known) > shown else ""
+    return ", ".join(known[:shown]) + more
+
+
+def _count(number: int, what: str) -> str:
+    plural = what if number == 1 else f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {plural}"
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return _count(int(seconds // size), name)
+    return _count(int(seconds), "second")

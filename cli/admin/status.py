@@ -1,0 +1,300 @@
+"""`magnetar status`, `magnetar top` and `magnetar why`: what an operator asks first.
+
+`status` asks any broker for the sums of all (`BrokerSummaries`), and the bookies for their state and for repair. What
+needs somebody is an alarm: a sentence, and the command that shows more or helps; with one, the exit code is 1.
+`find_alarms` decides, from plain records alone. Guarding tests: tests/cli/test_status.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click import option
+
+from ...runtime.clock import SystemClock
+from ..common.exits import FAILED, Failure
+from ..common.session import Session, verb
+from ..common.units import FiniteNumber
+from ..storage.admin_port import with_operator
+
+if TYPE_CHECKING:
+    from ...proto.statistics import ClusterSummary
+
+BUSY = 0.85
+"""Share of its time above which an event loop has no room for a burst."""
+DISK_FREE = 0.15
+"""Share of a bookie's disk; at 5 % it is read-only."""
+OLD_S = 3600.0
+"""Age of a message that is not acknowledged from which a topic is shown as old."""
+WORST = 5
+"""Topics that `status` shows."""
+BROKER_COLUMNS = ("broker", "endpoint", "version", "up", "busy", "topics", "in", "out", "backlog", "connections")
+BOOKIE_COLUMNS = ("bookie", "endpoint", "state", "freePercent", "freeBytes")
+TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
+SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
+"""The ways of `top`, and how pages of topics are sorted for them."""
+
+
+class Alarm(NamedTuple):
+    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1."""
+
+    text: str
+    command: str
+    needed: bool = True
+
+
+def find_alarms(
+    brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
+    repair: Mapping[str, Any] | None, oldest: Sequence[Mapping[str, Any]], now_ms: int,
+) -> list[Alarm]:  # fmt: skip
+    """Returns the alarms of a cluster, the urgent ones first. `repair`: None if no bookie said it."""
+    found = [Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list") for name in silent]
+    writable = [each for each in bookies if each["state"] == "writable"]
+    if not writable:
+        found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list"))
+    for each in bookies:
+        found += _alarms_of_bookie(each)
+    if repair is None:
+        found.append(Alarm("No bookie says how repair gets on.", "magnetar bookies list"))
+    else:
+        found += _alarms_of_repair(repair)
+    for each in brokers:
+        if each["busy"] is not None and each["busy"] > BUSY:
+            text = f"The event loop of broker {each['broker']} is busy {each['busy']:.0%} of its time."
+            found.append(Alarm(text, "magnetar top --by traffic"))
+    degraded = sum(each["degraded"] for each in brokers)
+    if degraded:
+        text = f"{_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
+        found.append(Alarm(text, "magnetar bookies list"))
+    for each in oldest[:WORST]:
+        age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
+        if age_s > OLD_S:
+            text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
+            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False))
+    return sorted(found, key=lambda alarm: not alarm.needed)
+
+
+def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
+    name, state = bookie["bookie"][:8], bookie["state"]
+    free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
+    if state in ("read-only", "limbo", "absent"):
+        why = {
+            "read-only": f"is read-only, with {free:.0%} of its disk free",
+            "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
+        }  # fmt: skip
+        yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state")
+    elif free < DISK_FREE:
+        yield Alarm(f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only.", "magnetar bookies list")
+
+
+def _alarms_of_repair(repair: Mapping[str, Any]) -> Iterable[Alarm]:
+    count = repair["underReplicated"]
+    if count:
+        text = f"{_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
+        yield Alarm(text, "magnetar ledgers under-replicated")
+    if not repair["enabled"]:
+        yield Alarm("Auto-recovery is disabled: copies of lost bookies are not made again.", "magnetar repair enable")
+
+
+# ------------------------------------------------------------------------------------------------------ status
+
+
+@click.command()
+@with_operator
+def status(session: Session) -> None:
+    """The cluster on one screen: brokers, bookies, repair, the worst backlogs, and what needs somebody.
+
+    Exit code 1 if somebody is needed: each alarm has the command that shows more.
+
+    \b
+    Examples:
+      magnetar status
+      magnetar status -o json
+    """
+    now_ms = SystemClock().wall_ms()
+    summary = session.admin.broker_summaries()
+    brokers = [_broker_row(asdict(each), now_ms) for each in summary.brokers]
+    bookies, repair = _bookies(session), _repair(session)
+    backlogs, oldest = largest(summary, "backlog", WORST), largest(summary, "age", WORST)
+    alarms = find_alarms(brokers, summary.silent, bookies, repair, oldest, now_ms)
+    if session.out.structured:
+        session.out.print_document({
+            "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
+            "backlogs": [topic_row(each, now_ms) for each in backlogs],
+            "alarms": [each._asdict() for each in alarms],
+        })  # fmt: skip
+    else:
+        session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
+        click.echo()
+        session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
+        if backlogs:
+            click.echo()
+            rows = [topic_row(each, now_ms) for each in backlogs]
+            session.out.print_rows(rows, ("topic", "backlog", "oldest", "consumers"))
+        click.echo()
+        for each in alarms:
+            click.echo(f"{'!' if each.needed else '-'} {each.text}  {each.command}")
+        if not alarms:
+            click.echo("All is well.")
+    if any(each.needed for each in alarms):
+        sys.exit(FAILED)
+
+
+def _broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    total = found["total"]
+    return {
+        "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"],
+        "up": format_age((now_ms - found["since_ms"]) / 1000), "sinceMs": found["since_ms"],
+        "busy": round(found["loop_busy"], 3) if found["loop_busy"] >= 0 else None, "topics": total["topics"],
+        "in": total["rate_in"], "out": total["rate_out"], "backlog": total["backlog"],
+        "connections": found["connections"], "degraded": found["degraded"], "storageBytes": total["storage_bytes"],
+    }  # fmt: skip
+
+
+def _bookies(session: Session) -> list[dict[str, Any]]:
+    """Returns the registered bookies and those that ledgers name, with the state that they say themselves."""
+    from ...proto.errors import MagnetarError
+    from ..storage.admin_port import ask_answering
+    from ..storage.ledgers import ask_any_bookie
+
+    known: dict[str, dict[str, Any]] = {
+        each.id: {
+            "bookie": each.id, "endpoint": each.endpoint, "state": "read-only" if each.read_only else "writable",
+            "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
+        }
+        for each in session.admin.bookies()
+    }  # fmt: skip
+    if known:
+        for id_, found in ask_answering(session, "state").items():
+            if id_ in known:
+                known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
+        try:
+            for each in ask_any_bookie(session, "bookies")["bookies"]:
+                nowhere = {"bookie": each["id"], "endpoint": None, "freeBytes": 0, "totalBytes": 0}
+                known.setdefault(each["id"], nowhere)["state"] = each["state"]
+        except (MagnetarError, Failure):
+            pass  # what is registered is shown
+    for each in known.values():
+        each["freePercent"] = round(100 * each["freeBytes"] / each["totalBytes"], 1) if each["totalBytes"] else None
+    return list(known.values())
+
+
+def _repair(session: Session) -> dict[str, Any] | None:
+    from ...proto.errors import MagnetarError
+    from ..storage.ledgers import ask_any_bookie
+
+    try:
+        found = ask_any_bookie(session, "repair-status")
+    except (MagnetarError, Failure):
+        return None
+    return {name: found[name] for name in ("enabled", "auditor", "underReplicated", "secondsToGo")}
+
+
+# --------------------------------------------------------------------------------------------------------- top
+
+
+def largest(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
+    """Returns the largest topics of all brokers, the largest first. `by`: one of SORTS."""
+    rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
+    if by == "traffic":
+        rows.sort(key=lambda row: (-(row["throughput_in"] + row["throughput_out"]), row["name"]))
+    elif by == "backlog":
+        rows.sort(key=lambda row: (-row["backlog"], row["name"]))
+    else:
+        rows.sort(key=itemgetter("oldest_ms", "name"))
+    return rows[:limit]
+
+
+def topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    oldest = found["oldest_ms"]
+    return {
+        "topic": found["name"], "owner": found["owner"], "in": found["rate_in"], "out": found["rate_out"],
+        "bytesIn": found["throughput_in"], "bytesOut": found["throughput_out"], "backlog": found["backlog"],
+        "oldest": format_age((now_ms - oldest) / 1000) if oldest else None, "oldestMs": oldest,
+        "storage": found["storage_bytes"], "producers": found["producers"], "consumers": found["consumers"],
+    }  # fmt: skip
+
+
+@verb(
+    option("--by", type=click.Choice(list(SORTS)), default="traffic", show_default=True, help="What is large."),
+    option("--contains", default="", metavar="TEXT", help="Only topics whose full name contains it."),
+    option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Topics."),
+    option("--every", "every_s", type=FiniteNumber(0.5), default=2.0, show_default=True, help="Seconds."),
+    option("--once", is_flag=True, help="Show it once; so it is on a pipe."),
+)
+def top(session: Session, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
+    """Topics with most traffic, the largest backlog or the oldest message, of all brokers, until Ctrl-C.
+
+    \b
+    Examples:
+      magnetar top
+      magnetar top --by backlog --once -o json
+    """
+    live = not once and not session.out.structured and sys.stdout.isatty()
+    while True:
+        rows, silent = _largest_now(session, by, contains, limit)
+        if live:
+            click.echo("\x1b[H\x1b[J", nl=False)  # to the corner, and all after it is empty
+        session.out.print_rows(rows, TOPIC_COLUMNS, empty="no such topics")
+        for name in silent:
+            click.echo(f"broker {name} does not answer: its topics are missing", err=True)
+        if not live:
+            return
+        time.sleep(every_s)
+
+
+def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[list[dict[str, Any]], Sequence[str]]:
+    now_ms = SystemClock().wall_ms()
+    if contains:
+        page = session.admin.topic_page(contains=contains, sort=SORTS[by], limit=limit)
+        return [topic_row(asdict(each), now_ms) for each in page.topics], page.silent
+    summary = session.admin.broker_summaries()
+    return [topic_row(each, now_ms) for each in largest(summary, by, limit)], summary.silent
+
+
+# --------------------------------------------------------------------------------------------------------- why
+
+
+@verb()
+def why(session: Session, topic: str, subscription: str = "") -> None:
+    """Why the subscriptions of a topic, or one of them, do not get on, and what keeps the topic's ledgers.
+
+    \b
+    Examples:
+      magnetar why orders
+      magnetar why orders billing
+    """
+    found: list[dict[str, Any]] = []
+    for part in session.admin.parts(topic):
+        names = [subscription] if subscription else session.admin.subscriptions(part)
+        stuck = [{"subscription": name, **asdict(session.admin.why_stuck(part, name))} for name in names]
+        kept = [] if subscription else [asdict(each) for each in session.admin.why_kept(part).ledgers]
+        found.append({"topic": part, "subscriptions": stuck, "ledgers": kept})
+    if session.out.structured:
+        session.out.print_document(found)
+        return
+    for each in found:
+        click.echo(each["topic"])
+        for one in each["subscriptions"]:
+            click.echo(f"  subscription {one['subscription']}: {' '.join(one['sentences'])}")
+        for ledger in each["ledgers"]:
+            text = f"{_count(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
+            click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")
+
+
+def format_age(seconds: float) -> str:
+    """Returns a duration as its largest unit: "3 h"."""
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name}"
+    return f"{max(0, int(seconds))} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

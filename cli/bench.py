@@ -1,0 +1,436 @@
+"""`magnetar bench …`: what a server does for this client: how much it confirms and delivers, and how long that takes.
+
+It is a load from one Python process, over as many connections as `--clients`: a figure is that of the server, or of
+this process where that is the slower one. Latencies count from when a message was due (with --rate), so a
+pause of the server is in them, and not left out. A topic that it made is deleted at the end, one that is named stays.
+
+What a confirmation means is asked of the server: how many copies are synced to disk before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import sys
+import uuid
+from array import array
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..runtime.clock import SystemClock
+from .common.exits import Failure
+from .common.lazy import LazyCommand, LazyGroup
+from .common.output import Output
+from .common.session import COMPLETED, Session, with_session
+from .common.units import FiniteNumber
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+    from ..client.common.errors import Result
+    from ..client.consume.consumer import Consumer
+    from ..client.produce.producer import Producer
+
+bench = LazyGroup(
+    "bench",
+    {
+        "produce": LazyCommand(".bench", "produce", "Messages confirmed a second, and how long each took."),
+        "consume": LazyCommand(".bench", "consume", "Messages received a second."),
+        "latency": LazyCommand(".bench", "latency", "From sent to confirmed and to received, at a rate."),
+    },
+    help="Measure a server from here.\n\nExample: magnetar bench produce --size 1024 --duration 10",
+)
+now = SystemClock().monotonic
+WINDOW = 10_000
+"""Messages of a connection that wait for their confirmation: more than a server on this machine confirms in 50 ms."""
+BURST = 100
+"""Messages that are sent before confirmations are looked at."""
+STAMP = struct.Struct("<d")
+"""The time at which a message was due, at the beginning of its payload."""
+GRACE_S = 5.0
+"""Seconds to wait for what was confirmed and not received yet, when the time is over."""
+ADMIN_S = 5.0
+"""Seconds for each question beside the load."""
+PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
+
+
+@dataclass
+class Load:
+    """What is asked for, and where."""
+
+    session: Session
+    kind: str
+    topic: str
+    size: int
+    rate: float | None
+    duration_s: float
+    clients: int
+    synced: str = "unknown"
+
+
+@dataclass
+class Tally:
+    """What was counted so far, of one kind of event. `enough`: `wanted` messages were."""
+
+    messages: int = 0
+    wanted: int | None = None
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: dict[str, int] = field(default_factory=dict)
+    latencies_s: array[float] = field(default_factory=lambda: array("d"))
+
+    def count(self, begun: float, ended: float) -> None:
+        self.messages += 1
+        self.latencies_s.append(ended - begun)
+        if self.messages == self.wanted:
+            self.enough.set()
+
+    async def wait_enough(self, wanted: int | None, timeout_s: float) -> None:
+        """Waits until so many were counted, but not for longer; None: for all of the time."""
+        self.wanted = wanted
+        if wanted is None or self.messages < wanted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.enough.wait()
+
+
+def latencies_of(samples_s: array[float]) -> dict[str, float]:
+    """Returns percentiles in milliseconds; none of no samples."""
+    ordered = sorted(samples_s)
+    if not ordered:
+        return {}
+    found = {name: ordered[min(len(ordered) - 1, int(len(ordered) * share))] for name, share in PERCENTILES.items()}
+    return {name: round(value * 1000, 3) for name, value in (found | {"maxMs": ordered[-1]}).items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- topic
+@asynccontextmanager
+async def _topic_of(session: Session, kind: str, topic: str | None, given: dict[str, Any]) -> AsyncIterator[Load]:
+    """Yields the load on `topic`; on a new one if that is None, which is deleted at the end."""
+    from ..proto.errors import MagnetarError
+
+    admin = session.brief(min(session.timeout_s, ADMIN_S)).asyncio_admin()
+    try:
+        name = topic or f"bench-{uuid.uuid4().hex[:8]}"
+        if topic is None:
+            await admin.create_topic(name)
+        try:
+            part = (await admin.parts(name))[0]
+            load = Load(session, kind, name, **given)
+            yield load
+            load.synced = await _synced(admin, part)
+        finally:
+            if topic is None:
+                try:
+                    await admin.delete_topic(name, force=True)
+                except MagnetarError as error:  # what was measured is told nevertheless
+                    print(f"magnetar: topic {name} stays: {error.message}", file=sys.stderr)
+    finally:
+        await admin.close()
+
+
+async def _synced(admin: Any, part: str) -> str:
+    """Returns what the server says of a confirmation: how many of the copies are on disk before it."""
+    from ..proto.errors import MagnetarError
+
+    if part.startswith("non-persistent:"):
+        return "nothing: the topic is not persistent"
+    try:
+        found = (await admin.topic_internal_stats(part)).replication
+    except MagnetarError as error:
+        return f"unknown: {type(error).__name__}"
+    parts = str(found).split("/")
+    return f"fsync on {parts[2]} of {parts[1]} copies" if len(parts) == 3 else "unknown"
+
+
+@asynccontextmanager
+async def _clients(load: Load, count: int) -> AsyncIterator[list[Client]]:
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            found.append(load.session.asyncio_client())
+            stack.push_async_callback(found[-1].close)
+        yield found
+
+
+# ----------------------------------------------------------------------------------------------------------- sending
+class Sender:
+    """Sends on one connection until `until`, at `rate` messages a second or as many as are confirmed; counts each that
+    is confirmed."""
+
+    def __init__(self, producer: Producer, size: int, rate: float | None, tally: Tally) -> None:
+        from ..client.common.errors import Result
+
+        self._producer, self._rate, self._tally, self._ok = producer, rate, tally, Result.Ok
+        self._rest = b"x" * max(0, size - STAMP.size)
+        self._size = size
+        self._free = asyncio.Event()
+        self.sent = self.pending = 0
+
+    async def run(self, until: float, most: int | None = None) -> None:
+        from ..proto.errors import MagnetarError
+
+        begun = now()
+        while self.sent != most and (at := now()) < until:
+            due = int((at - begun) * self._rate) + 1 if self._rate else self.sent + BURST
+            room = min(due - self.sent, WINDOW - self.pending, BURST, *([] if most is None else [most - self.sent]))
+            for _ in range(room):
+                self._send(begun + self.sent / self._rate if self._rate else now())
+            if self.pending >= WINDOW:
+                self._free.clear()
+                await self._free.wait()
+            elif self._rate and room <= 0:
+                await asyncio.sleep(max(0.0, begun + self.sent / self._rate - now()))
+            else:
+                await asyncio.sleep(0)
+        with contextlib.suppress(MagnetarError):  # counted by what was called back; the send time-out bounds it
+            await self._producer.flush()
+
+    def _send(self, due: float) -> None:
+        def confirmed(result: Result, _: object) -> None:
+            self.pending -= 1
+            if result == self._ok:
+                self._tally.count(due, now())
+            else:
+                self._tally.errors[result.name] = self._tally.errors.get(result.name, 0) + 1
+            self._free.set()
+
+        self._producer.send_nowait((STAMP.pack(due) + self._rest)[: self._size], confirmed)
+        self.sent += 1
+        self.pending += 1
+
+
+async def _senders(load: Load, clients: list[Client], tally: Tally, **settings: Any) -> list[Sender]:
+    rate = load.rate / len(clients) if load.rate else None
+    found = []
+    for client in clients:
+        producer = await client.create_producer(load.topic, max_pending_messages=WINDOW + BURST, **settings)
+        found.append(Sender(producer, load.size, rate, tally))
+    return found
+
+
+async def _receive(consumer: Consumer, tally: Tally, stopped: asyncio.Event, stamped: bool) -> None:
+    from ..client.common.errors import Timeout
+
+    while not stopped.is_set():
+        try:
+            message = await consumer.receive(100)
+        except Timeout:
+            continue
+        at = now()
+        payload = message.data()
+        tally.count(STAMP.unpack_from(payload)[0] if stamped and len(payload) >= STAMP.size else at, at)
+        consumer.acknowledge_soon(message)
+
+
+# ------------------------------------------------------------------------------------------------------------ telling
+async def _told(load: Load, tally: Tally, work: Coroutine[Any, Any, None]) -> float:
+    """Runs the work, and tells what each second brought. Returns the seconds that it took."""
+    out, begun = load.session.out, now()
+    task = asyncio.ensure_future(work)
+    seen, at = 0, 0
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=begun + at + 1 - now())
+            if task.done():
+                break
+            at += 1
+            record = {
+                "second": at, "messages": tally.messages - seen,
+                "mebibytes": round((tally.messages - seen) * load.size / (1 << 20), 3),
+                **latencies_of(tally.latencies_s[seen:]),
+            }  # fmt: skip
+            seen = tally.messages
+            if out.kind == "jsonl":
+                out.print_item(record)
+            elif not out.structured:
+                print(_line(record), file=sys.stderr)
+        await task
+    finally:
+        task.cancel()
+    return now() - begun
+
+
+def _line(record: dict[str, Any]) -> str:
+    text = f"{record['second']:4} s  {record['messages']:>9,} messages  {record['mebibytes']:8,.1f} MiB"
+    return text + (f"  p50 {record['p50Ms']:,.1f} ms  p99 {record['p99Ms']:,.1f} ms" if "p50Ms" in record else "")
+
+
+def _summary(load: Load, took_s: float, tally: Tally, **more: Any) -> dict[str, Any]:
+    return {
+        "bench": load.kind, "url": load.session.url, "topic": load.topic, "clients": load.clients, "size": load.size,
+        "seconds": round(took_s, 3), "messages": tally.messages, "perSecond": round(tally.messages / took_s, 1),
+        "mebibytesPerSecond": round(tally.messages * load.size / took_s / (1 << 20), 3), **more,
+        "errors": sum(tally.errors.values()),
+    }  # fmt: skip
+
+
+def _run(
+    session: Session, kind: str, topic: str | None, given: dict[str, Any],
+    measure: Callable[[Load], Coroutine[Any, Any, tuple[dict[str, Any], Tally]]],
+) -> None:  # fmt: skip
+    """Measures, and prints the summary. Raises Failure if anything was refused."""
+    from ..runtime.process import loop_factory
+
+    if given.pop("as_json"):
+        session.out = Output("json")
+
+    async def run() -> tuple[dict[str, Any], Tally, Load]:
+        async with _topic_of(session, kind, topic, given) as load:
+            record, tally = await measure(load)
+        return record, tally, load
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        record, tally, load = runner.run(run())
+    session.out.print_record({**record, "confirmedMeans": load.synced})
+    if tally.errors:
+        raise Failure("; ".join(f"{count} messages failed: {name}" for name, count in tally.errors.items()))
+
+
+# -------------------------------------------------------------------------------------------------------------- verbs
+def _options(rate: float | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        said = "as many as it takes" if rate is None else f"{rate:.0f}"
+        for option in reversed(
+            (
+                click.argument("topic", required=False, shell_complete=COMPLETED["topic"]),
+                click.option("--size", type=click.IntRange(1, 5 << 20), default=1024, show_default=True, help="Bytes."),
+                click.option(
+                    "--rate", type=FiniteNumber(0.1), default=rate, help=f"Messages a second.  [default: {said}]"
+                ),
+                click.option(
+                    "--duration", "duration_s", type=FiniteNumber(0.1), default=10.0, show_default=True, help="Seconds."
+                ),
+                click.option(
+                    "--clients", type=click.IntRange(1, 1000), default=1, show_default=True, help="Connections."
+                ),
+                click.option("--json", "as_json", is_flag=True, help="As -o json."),
+            )
+        ):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@click.command()
+@_options(None)
+@with_session
+def produce(session: Session, topic: str | None, **given: Any) -> None:
+    """Send messages, and count what is confirmed. Without TOPIC it makes one, and deletes it at the end.
+
+    It says what the server does before it confirms: on how many copies there was an fsync. Without --rate each
+    connection has 10,000 messages on their way, so their latency is that of a full queue. Messages wait up to 10 ms for
+    others of their batch, as in programs that set nothing else. -o jsonl prints a line each second.
+
+    \b
+    Examples:
+      magnetar bench produce
+      magnetar bench produce orders-test --size 100 --clients 4 --rate 20000 --duration 30 --json
+    """
+
+    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
+        tally = Tally()
+        async with _clients(load, load.clients) as clients:
+            senders = await _senders(load, clients, tally)
+            until = now() + load.duration_s
+            took_s = await _told(load, tally, _all(each.run(until) for each in senders))
+        return _summary(load, took_s, tally, **latencies_of(tally.latencies_s)), tally
+
+    _run(session, "produce", topic, given, measure)
+
+
+@click.command()
+@_options(None)
+@click.option(
+    "-n", "--messages", type=click.IntRange(1), default=100_000, show_default=True, help="To read, of a topic it makes."
+)
+@with_session
+def consume(session: Session, topic: str | None, messages: int, **given: Any) -> None:
+    """Receive and acknowledge messages, from the oldest on. Without TOPIC it makes one with --messages in it.
+
+    It reads through a Shared subscription of its own, which is deleted at the end. --rate is that of filling the topic.
+
+    \b
+    Examples:
+      magnetar bench consume
+      magnetar bench consume orders --clients 2 --duration 30 --json
+    """
+
+    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
+        from ..client.model.settings import ConsumerType, InitialPosition
+
+        name, tally, stopped = f"bench-{uuid.uuid4().hex[:8]}", Tally(), asyncio.Event()
+        options: dict[str, Any] = {"consumer_type": ConsumerType.Shared, "initial_position": InitialPosition.Earliest}
+        async with _clients(load, load.clients) as clients:
+            if topic is None:
+                async with _clients(load, 1) as (filling,):
+                    await filling.subscribe(load.topic, name, receiver_queue_size=1, **options)  # it keeps all of them
+                    (sender,) = await _senders(load, [filling], Tally())
+                    await sender.run(now() + 3600, messages)
+            consumers = [await each.subscribe(load.topic, name, **options) for each in clients]
+
+            async def end() -> None:
+                await tally.wait_enough(messages if topic is None else None, load.duration_s)
+                stopped.set()
+
+            work = _all([end(), *(_receive(each, tally, stopped, False) for each in consumers)])
+            took_s = await _told(load, tally, work)
+            for each in consumers[1:]:
+                await each.close()
+            await consumers[0].unsubscribe()
+        return _summary(load, took_s, tally), tally
+
+    _run(session, "consume", topic, given, measure)
+
+
+@click.command()
+@_options(1000.0)
+@with_session
+def latency(session: Session, topic: str | None, **given: Any) -> None:
+    """Send at a rate, and measure how long each message takes until it is confirmed, and until it is received here.
+
+    Both ends are in this process, so one clock measures both. Messages are not collected into batches for longer than
+    a millisecond.
+
+    \b
+    Examples:
+      magnetar bench latency
+      magnetar bench latency --rate 200 --size 100 --duration 60 -o jsonl
+    """
+
+    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
+        from ..client.model.settings import InitialPosition
+
+        load.size = max(load.size, STAMP.size)
+        tally, received, stopped = Tally(), Tally(), asyncio.Event()
+        async with _clients(load, load.clients) as clients, _clients(load, 1) as (reading,):
+            name = f"bench-{uuid.uuid4().hex[:8]}"
+            consumer = await reading.subscribe(load.topic, name, initial_position=InitialPosition.Latest)
+            senders = await _senders(load, clients, tally, batching_max_publish_delay_ms=1)
+            until = now() + load.duration_s
+
+            async def send() -> None:
+                await _all(each.run(until) for each in senders)
+                await received.wait_enough(tally.messages, GRACE_S)
+                stopped.set()
+
+            took_s = await _told(load, tally, _all([send(), _receive(consumer, received, stopped, True)]))
+            await consumer.unsubscribe()
+        both = {"confirmed": tally, "received": received}
+        times = {
+            f"{what}{key[0].upper()}{key[1:]}": each
+            for what, counted in both.items() for key, each in latencies_of(counted.latencies_s).items()
+        }  # fmt: skip
+        return _summary(load, took_s, tally, received=received.messages, **times), tally
+
+    _run(session, "latency", topic, given, measure)
+
+
+async def _all(works: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in works:
+            group.create_task(each)

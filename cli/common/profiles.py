@@ -1,0 +1,132 @@
+"""Contexts: what a person would otherwise type at each command, in `~/.config/magnetar/client.toml`. A context is a
+profile of that file: one thing, which programs name by `profile`, and `magnetar context` manages (cli/context.py).
+
+    current = "production"          # of commands that name none; written by `context use`. Programs take [default]
+
+    [default]
+    url = "magnetar+ssl://broker-1:7650"
+    token = "orders.token"          # a file, relative to this one, or env:NAME; never the token itself
+    tls_ca = "ca.pem"
+
+    [production]                    # of --context production, or MAGNETAR_CONTEXT
+    tls_cert = "ada.pem"
+    tls_key = "ada-key.pem"
+
+An option of the command beats its environment variable, and both beat the profile. A context that is named by an
+option beats the variables of its values too: who says where to does not go elsewhere. The folder is
+`XDG_CONFIG_HOME`, where that is set. The file has mode 600, as files of secrets do: who writes to it sends tokens
+where it likes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ...proto.errors import InvalidConfiguration
+
+DEFAULT = "default"
+NAMES = ("url", "token", "tls_ca", "tls_cert", "tls_key")
+_FILES = NAMES[1:]
+CURRENT, PREVIOUS = "current", "previous"
+"""Keys of the file that are no profile: the name that `context use` gave, and the one before it."""
+
+
+def profiles_path() -> Path:
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(folder) if folder else Path.home() / ".config") / "magnetar" / "client.toml"
+
+
+def load_profile(name: str) -> Mapping[str, str]:
+    """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
+    InvalidConfiguration."""
+    return {} if not name and not profiles_path().exists() else profile_in(read_profiles(), name)
+
+
+def load_context(name: str) -> tuple[str, Mapping[str, str]]:
+    """Returns the name and the values of the context `name`; if that is empty, of the current one: without a file it
+    has no name. Raises InvalidConfiguration."""
+    if not name and not profiles_path().exists():
+        return "", {}
+    found = read_profiles()
+    chosen = name or current_in(found)
+    return chosen or (DEFAULT if DEFAULT in found else ""), profile_in(found, chosen)
+
+
+def current_in(found: Mapping[str, Any]) -> str:
+    """Returns the name that `context use` gave; empty if it gave none."""
+    named = found.get(CURRENT, "")
+    return named if isinstance(named, str) else ""
+
+
+def read_profiles() -> dict[str, Any]:
+    """Returns the file of profiles, parsed. Raises InvalidConfiguration: also if it is missing."""
+    from ...security.secrets import read_private
+
+    return parse_profiles(read_private(str(profiles_path())))
+
+
+def parse_profiles(data: bytes) -> dict[str, Any]:
+    import tomllib
+
+    from ...proto.errors import InvalidConfiguration
+
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's errors are ValueErrors
+        raise InvalidConfiguration(f"{profiles_path()} is not TOML: {error}") from error
+
+
+def names_of_profiles(found: Mapping[str, Any]) -> list[str]:
+    return [name for name in found if name not in (CURRENT, PREVIOUS)]
+
+
+def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the names of contexts that begin so; none if the file cannot be read."""
+    try:
+        return [name for name in names_of_profiles(read_profiles()) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def no_profile(found: Mapping[str, Any], name: str) -> InvalidConfiguration:
+    """Returns the error for a profile that the file does not have, with the nearest of those that it has."""
+    from difflib import get_close_matches
+
+    from ...proto.errors import InvalidConfiguration
+
+    names = names_of_profiles(found)
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidConfiguration(
+        f"{profiles_path()} has no profile [{name}]; it has {', '.join(names) or 'none'}{hint}"
+    )
+
+
+def profile_in(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
+    """Returns the values of the profile `name` of a parsed file; empty: the default one. Raises
+    InvalidConfiguration."""
+    from ...proto.errors import InvalidConfiguration
+
+    file = profiles_path()
+    values = None if name in (CURRENT, PREVIOUS) else found.get(name or DEFAULT, None if name else {})
+    if values is None:
+        raise no_profile(found, name)
+    unknown = [key for key in values if key not in NAMES] if isinstance(values, dict) else [name or DEFAULT]
+    if unknown:
+        raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(NAMES)}")
+    if not all(isinstance(each, str) for each in values.values()):
+        raise InvalidConfiguration(f"{file}: the values of [{name or DEFAULT}] are texts")
+    return {key: _placed(file.parent, each) if key in _FILES else each for key, each in values.items()}
+
+
+def _placed(folder: Path, source: str) -> str:
+    """Returns the path of a file that a profile names, relative to the folder of the profiles; `env:NAME` stays."""
+    if not source or source.startswith("env:"):
+        return source
+    return str(folder / Path(source.removeprefix("file:")).expanduser())

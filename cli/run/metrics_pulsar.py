@@ -1,0 +1,175 @@
+"""Pulsar's names for the metrics of topics, subscriptions and brokers, for boards made for Pulsar (`--metrics-compat
+pulsar`); those of transactions are in metrics_transactions.py.
+
+`SHOWN` is the table, docs/metrics.md shows it; `LEFT_OUT` are names that such boards ask for and that stay empty here,
+with the reason. Rates are gauges, as in Pulsar: of topics between the last two walks (broker/node/survey.py), of
+subscriptions since the page before. Where topics are not shown each (`metrics_topics`), their numbers are shown per
+namespace, without the label `topic`, as Pulsar does then. Guarding test: tests/cli/run/test_metrics_pulsar.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...runtime.metrics import RecentQuantiles, label_text
+
+if TYPE_CHECKING:
+    from ...broker.node.survey import Survey
+    from ...broker.node.topic_manager import TopicManager
+    from ...broker.topic.topic import Topic
+    from ...runtime.metrics import Page, Series
+
+QUANTILES = ("0.5", "0.99", "0.999", "1.0")
+OF_TOPIC, OF_NAMESPACE = ("cluster", "namespace", "topic"), ("cluster", "namespace")
+OF_SUBSCRIPTION, OF_BROKER = ("cluster", "namespace", "topic", "subscription"), ("cluster",)
+
+
+_Add = Callable[[str, str, float], None]
+_Look = tuple[float, int, int, int]
+"""When, and what a subscription had delivered: messages, bytes, messages delivered again."""
+
+
+class PulsarName(NamedTuple):
+    """A metric under Pulsar's name, with its labels and that of ours with the same number."""
+
+    name: str
+    labels: tuple[str, ...]
+    ours: str
+    note: str = ""
+
+
+_RATE = "a second, between two looks"
+SHOWN = (
+    PulsarName("pulsar_topics_count", OF_NAMESPACE, "magnetar_namespace_topics"),
+    PulsarName("pulsar_rate_in", OF_TOPIC, "magnetar_topic_messages_in_total", _RATE),
+    PulsarName("pulsar_rate_out", OF_TOPIC, "magnetar_topic_messages_out_total", _RATE),
+    PulsarName("pulsar_throughput_in", OF_TOPIC, "magnetar_topic_bytes_in_total", _RATE),
+    PulsarName("pulsar_throughput_out", OF_TOPIC, "magnetar_topic_bytes_out_total", _RATE),
+    PulsarName("pulsar_in_messages_total", OF_TOPIC, "magnetar_topic_messages_in_total"),
+    PulsarName("pulsar_in_bytes_total", OF_TOPIC, "magnetar_topic_bytes_in_total"),
+    PulsarName("pulsar_out_messages_total", OF_TOPIC, "magnetar_topic_messages_out_total"),
+    PulsarName("pulsar_out_bytes_total", OF_TOPIC, "magnetar_topic_bytes_out_total"),
+    PulsarName("pulsar_msg_backlog", OF_TOPIC, "magnetar_subscription_backlog_messages",
+               "of all subscriptions, in messages; Pulsar counts entries"),
+    PulsarName("pulsar_storage_size", OF_TOPIC, "magnetar_topic_storage_bytes", "one copy"),
+    PulsarName("pulsar_storage_logical_size", OF_TOPIC, "magnetar_topic_storage_bytes"),
+    PulsarName("pulsar_subscriptions_count", OF_TOPIC, "magnetar_broker_subscriptions", "durable ones"),
+    PulsarName("pulsar_producers_count", OF_TOPIC, "magnetar_topic_producers"),
+    PulsarName("pulsar_consumers_count", OF_TOPIC, "magnetar_subscription_consumers"),
+    PulsarName("pulsar_subscription_back_log", OF_SUBSCRIPTION, "magnetar_subscription_backlog_messages",
+               "in messages; Pulsar counts entries"),
+    PulsarName("pulsar_subscription_msg_rate_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total", _RATE),
+    PulsarName("pulsar_subscription_msg_throughput_out", OF_SUBSCRIPTION, "magnetar_subscription_messages_out_total",
+               "bytes a second, between two looks"),
+    PulsarName("pulsar_subscription_msg_rate_redeliver", OF_SUBSCRIPTION,
+               "magnetar_subscription_redelivered_messages_total", _RATE),
+    PulsarName("pulsar_subscription_unacked_messages", OF_SUBSCRIPTION, "magnetar_subscription_unacked_messages"),
+    PulsarName("pulsar_subscription_delayed", OF_SUBSCRIPTION, "magnetar_subscription_delayed_messages"),
+    PulsarName("pulsar_subscription_consumers_count", OF_SUBSCRIPTION, "magnetar_subscription_consumers"),
+    PulsarName("pulsar_ml_cache_used_size", OF_BROKER, "magnetar_broker_cache_bytes"),
+    PulsarName("pulsar_instance_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds",
+               "ms, of the last one or two minutes; with the label `quantile`"),
+    PulsarName("pulsar_broker_publish_latency", OF_BROKER, "magnetar_broker_publish_seconds", "its newer name"),
+)  # fmt: skip
+"""With `metrics_topics` other than for each topic, those of topics have no label `topic`."""
+
+LEFT_OUT = {
+    "pulsar_storage_write_latency_": "buckets per topic: the publish latency of the broker has quantiles",
+    "pulsar_entry_size_": "sizes of entries are counted by bookies: magnetar_bookie_add_entry_bytes",
+    "pulsar_storage_write_rate": "entries are counted by bookies: magnetar_bookie_adds_total",
+    "pulsar_storage_read_": "entries are counted by bookies: magnetar_bookie_reads_total",
+    "pulsar_ml_cache_hits_": "not counted: it would be work for each read",
+    "pulsar_ml_cache_misses_": "not counted: it would be work for each read",
+    "pulsar_ml_cache_evictions": "not counted: it would be work for each entry",
+    "pulsar_lb_": "the load balancer of Pulsar",
+    "pulsar_sunit_state_chn_": "the load balancer of Pulsar",
+    "pulsar_proxy_": "there is no proxy", "pulsar_replication_": "there is no geo-replication",
+    "caffeine_": "a library of Pulsar", "jvm_": "there is no Java", "zookeeper_": "its own metrics have it",
+    "kop_": "there is no Kafka protocol",
+}  # fmt: skip
+"""Beginnings of names that boards ask for, and why there is none."""
+
+
+class PulsarNames:
+    """Adds topics, subscriptions and the broker to the page under Pulsar's names. One object per process: it keeps
+    what it showed of subscriptions, for their rates."""
+
+    def __init__(self) -> None:
+        self._recent = RecentQuantiles()
+        self._before: dict[tuple[str, str], _Look] = {}
+
+    def add(self, page: Page, broker: TopicManager, survey: Survey, topics: Sequence[Topic], *, each: bool) -> None:
+        """Adds what is under Pulsar's names. `each`: `topics` are all loaded topics, and are shown one by one."""
+        from ...broker.node.survey import inspect_topic
+
+        cluster = broker.config.cluster
+        made: dict[str, Series] = {}
+
+        def add(name: str, whose: str, value: float) -> None:
+            found = made.get(name)
+            if found is None:
+                found = made[name] = page.series(name, "untyped", HELP[name], ours=False)
+            found.add(whose, value)
+
+        for namespace, sums in survey.namespaces.items():
+            whose = label_text(cluster=cluster, namespace=namespace)
+            add("pulsar_topics_count", whose, sums.topics)
+            if not each:
+                rates = (sums.rate_in, sums.rate_out, sums.throughput_in, sums.throughput_out)
+                totals = (sums.messages_in, sums.bytes_in, sums.messages_out, sums.bytes_out)
+                counts = (sums.subscriptions, sums.producers, sums.consumers)
+                _of_topic(add, whose, rates, totals, (sums.backlog, sums.storage_bytes), counts)
+        shown: dict[tuple[str, str], _Look] = {}
+        for topic in topics if each else ():
+            facts, traffic = inspect_topic(topic), topic.traffic
+            labels = {"cluster": cluster, "namespace": str(topic.name.namespace_name), "topic": topic.name.full}
+            rates = facts.rates.messages_in, facts.rates.messages_out, facts.rates.bytes_in, facts.rates.bytes_out
+            totals = (traffic.messages_in, traffic.bytes_in, traffic.messages_out, traffic.bytes_out)
+            durable = [one for one in topic.subscriptions.values() if one.is_durable]
+            consumers = sum(len(one.consumers) for one in topic.subscriptions.values())
+            counts = (len(durable), len(topic.producers), consumers)
+            _of_topic(add, label_text(**labels), rates, totals, (facts.backlog, topic.log.shape.size), counts)
+            for one in durable:
+                key = topic.name.full, one.name
+                shown[key] = (broker.world.clock.monotonic(), *one.deliveries)
+                _of_subscription(add, label_text(**labels, subscription=one.name), topic, one.name,
+                                 self._before.get(key, shown[key]), shown[key])  # fmt: skip
+        self._before = shown
+        add("pulsar_ml_cache_used_size", label_text(cluster=cluster), broker.cache.bytes)
+        histogram, now_s = broker.publish_seconds, broker.world.clock.monotonic()
+        found = self._recent.compute_quantiles("publish", histogram, now_s, [float(share) for share in QUANTILES])
+        millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
+        for name in ("pulsar_instance_publish_latency", "pulsar_broker_publish_latency"):
+            page.foreign_summary(name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster)
+
+
+def _of_topic(
+    add: _Add, whose: str, rates: Sequence[float], totals: Sequence[int], held: tuple[int, int], counts: Sequence[int]
+) -> None:
+    for name, rate in zip(("rate_in", "rate_out", "throughput_in", "throughput_out"), rates, strict=True):
+        add(f"pulsar_{name}", whose, rate)
+    for name, total in zip(("in_messages", "in_bytes", "out_messages", "out_bytes"), totals, strict=True):
+        add(f"pulsar_{name}_total", whose, total)
+    for name, count in zip(("subscriptions", "producers", "consumers"), counts, strict=True):
+        add(f"pulsar_{name}_count", whose, count)
+    backlog, size = held
+    add("pulsar_msg_backlog", whose, backlog)
+    add("pulsar_storage_size", whose, size)
+    add("pulsar_storage_logical_size", whose, size)
+
+
+def _of_subscription(add: _Add, whose: str, topic: Topic, name: str, before: _Look, now: _Look) -> None:
+    from ...broker.topic.statistics import estimate_backlog
+
+    found, passed_s = topic.subscriptions[name], max(now[0] - before[0], 0.001)
+    rates = [(new - old) / passed_s for new, old in zip(now[1:], before[1:], strict=True)]
+    for kind, rate in zip(("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver"), rates, strict=True):
+        add(f"pulsar_subscription_{kind}", whose, rate)
+    add("pulsar_subscription_back_log", whose, estimate_backlog(topic.log, found))
+    add("pulsar_subscription_unacked_messages", whose, found.dispatcher.unacked)
+    add("pulsar_subscription_delayed", whose, 0 if found.delayed is None else found.delayed.core.count)
+    add("pulsar_subscription_consumers_count", whose, len(found.consumers))
+
+
+HELP = {each.name: f"Pulsar's name of {each.ours}." for each in SHOWN}

@@ -1,0 +1,262 @@
+"""Whether this process lives and serves: its heartbeat, the probes that ask for it, and what systemd is told.
+
+    HEARTBEAT.start()                            in the event loop, once: beats each BEAT_S
+    server = HealthServer.start(endpoint)        answers GET /livez, /startz and /readyz, in threads of its own
+    HEALTH.readiness = why_not_ready             a coroutine function: the reasons, none of them: it is ready
+    notify_systemd("READY=1")                    nothing happens where systemd did not start the process
+
+**/livez** is 200 while the last beat is younger than HUNG_S, else 503. No other process is asked, and the event loop is
+not: a loop that hangs is what it is for. **/startz** is 200 once the process has
+started, whatever happens later. **/readyz** is 200 if `HEALTH.readiness` returns no reason, else 503 and a line for
+each (with `Accept: application/json` an object); that the loop does not answer within READY_S is one.
+Both need no credentials, so they say nothing of what is stored here. At most CONNECTIONS_MAX are open, each for
+REQUEST_S at most; above that the oldest is closed, so that a stranger who keeps some open makes no probe fail.
+**systemd** hears of the start (READY=1), of each beat if it asked for a watchdog (WATCHDOG=1), and of the end
+(STOPPING=1): sd_notify(3). Guarding tests: tests/runtime/test_health.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..proto.errors import Busy
+from .clock import SystemClock
+from .descriptors import NONE_FREE
+from .network import Endpoint
+
+BEAT_S = 1.0
+"""Seconds between two beats: 5 µs each, so nothing of an idle process."""
+HUNG_S = 5.0
+"""Age of the last beat from which the event loop counts as hanging; a long turn of a busy loop takes 0.1 s."""
+READY_S = 2.0
+"""Seconds for the reasons: a probe of Kubernetes waits as long, or longer."""
+REQUEST_S = 2.0
+CONNECTIONS_MAX = 16
+HEAD_BYTES_MAX = 8192
+WINDOW_BEATS = 30
+"""Beats of which the metrics show the longest lag, and the share of processor time. Two windows are kept, so that a
+scrape each 30 s sees each lag."""
+
+Readiness = Callable[[], Awaitable[Sequence[str]]]
+_now = SystemClock().monotonic
+
+
+# ----------------------------------------------------------------------------------------------------- heartbeat
+class Heartbeat:
+    """The beats of one event loop. Other threads may read."""
+
+    def __init__(self) -> None:
+        self.beat_at: float | None = None  # by the monotonic clock; None: it has not begun
+        self._lags: deque[float] = deque(maxlen=2 * WINDOW_BEATS)
+        self._used: deque[tuple[float, float]] = deque(maxlen=WINDOW_BEATS)  # when; processor time of the thread
+        self._watched = False
+
+    def start(self) -> None:
+        """Begins to beat in the running event loop, until that is closed."""
+        self._watched = is_watched()
+        self._beat(asyncio.get_running_loop(), _now())
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, planned: float) -> None:
+        now = self.beat_at = _now()
+        self._lags.append(max(0.0, now - planned))
+        self._used.append((now, time.thread_time()))
+        if self._watched:
+            notify_systemd("WATCHDOG=1")
+        loop.call_later(BEAT_S, self._beat, loop, now + BEAT_S)
+
+    @property
+    def lag_s(self) -> float:
+        """Returns by how much the latest beat came too late, of the last minute."""
+        late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_S
+        return max(late, *self._lags, 0.0)
+
+    @property
+    def busy_ratio(self) -> float:
+        """Returns the share of the last half minute for which the thread of the loop had a processor."""
+        if len(self._used) < 2:
+            return 0.0
+        (began, before), (ended, after) = self._used[0], self._used[-1]
+        return min(1.0, (after - before) / (ended - began))
+
+    def why_hanging(self) -> str:
+        """Returns that the event loop hangs, and for how long; "" if it does not."""
+        age_s = 0.0 if self.beat_at is None else _now() - self.beat_at
+        return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
+
+
+HEARTBEAT = Heartbeat()
+
+
+async def _starting() -> Sequence[str]:
+    return ("it is starting",)
+
+
+async def _stopping() -> Sequence[str]:
+    return ("it is stopping",)
+
+
+class Health:
+    """Why the process does not serve now. `readiness` is asked in the event loop."""
+
+    def __init__(self) -> None:
+        self.readiness: Readiness = _starting
+        self.endpoint: Endpoint | None = None  # where probes ask
+
+    @property
+    def has_started(self) -> bool:
+        return self.readiness is not _starting
+
+    def on_stopping(self) -> None:
+        self.readiness = _stopping
+        notify_systemd("STOPPING=1")
+
+    async def why_not_ready(self) -> Sequence[str]:
+        return await self.readiness()
+
+
+HEALTH = Health()
+
+
+# -------------------------------------------------------------------------------------------------------- probes
+class HealthServer:
+    """Answers probes over HTTP: a listener with a thread, and a thread for each connection."""
+
+    def __init__(self, listener: socket.socket, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
+        self.endpoint = endpoint
+        self._listener = listener
+        self._loop = loop
+        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._accept, name="health", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, endpoint: Endpoint) -> HealthServer:
+        """Listens on `endpoint` (port 0: a free one), in the event loop that probes are about. Raises Busy if the port
+        is taken, or the address is not one of this machine.
+        """
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        try:
+            listener = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=CONNECTIONS_MAX)
+        except OSError as error:
+            raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
+        return cls(listener, endpoint._replace(port=listener.getsockname()[1]), asyncio.get_running_loop())
+
+    def close(self) -> None:
+        """Closes the listener; the port is free when this returns."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno not in NONE_FREE:
+                    return
+                time.sleep(0.1)  # no descriptor is free now
+                continue
+            with self._lock:
+                if len(self._open) >= CONNECTIONS_MAX:
+                    oldest = next(iter(self._open))
+                    del self._open[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
+                self._open[connection] = None
+            threading.Thread(target=self._serve, args=(connection,), name="health-probe", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            try:
+                connection.settimeout(REQUEST_S)
+                connection.sendall(self._answer(_read_head(connection)))
+            finally:
+                with self._lock:
+                    self._open.pop(connection, None)
+
+    def _answer(self, head: str) -> bytes:
+        method, _, rest = head.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0].rstrip("/")
+        if method not in ("GET", "HEAD"):
+            return _response(method, "405 Method Not Allowed", "text/plain", "only GET\n")
+        if path == "/livez":
+            hanging = HEARTBEAT.why_hanging()
+            return _reasons_response(head, method, [hanging] if hanging else [], "not alive")
+        if path == "/startz":
+            return _reasons_response(head, method, [] if HEALTH.has_started else ["it is starting"], "not started")
+        if path == "/readyz":
+            return _reasons_response(head, method, self._why_not_ready(), "not ready")
+        return _response(method, "404 Not Found", "text/plain", "there are /livez, /startz and /readyz\n")
+
+    def _why_not_ready(self) -> Sequence[str]:
+        if hanging := HEARTBEAT.why_hanging():
+            return [hanging]
+        try:
+            asking = asyncio.run_coroutine_threadsafe(HEALTH.why_not_ready(), self._loop)
+        except RuntimeError:  # the loop is closed
+            return ["it is stopping"]
+        try:
+            return asking.result(READY_S)
+        except TimeoutError:
+            asking.cancel()
+            return [f"no answer of the event loop within {READY_S:g} s"]
+        except Exception as error:
+            return [f"whether it is ready could not be found out: {error!r}"]
+
+
+def _read_head(connection: socket.socket) -> str:
+    """Returns the head of a request. Raises TimeoutError if it does not arrive within REQUEST_S."""
+    head, deadline = b"", _now() + REQUEST_S
+    while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES_MAX:
+        connection.settimeout(max(0.01, deadline - _now()))
+        received = connection.recv(HEAD_BYTES_MAX)
+        if not received:
+            break
+        head += received
+    return head.decode("latin-1")
+
+
+def _reasons_response(head: str, method: str, reasons: Sequence[str], no: str) -> bytes:
+    status = "503 Service Unavailable" if reasons else "200 OK"
+    if "\r\naccept: application/json" in head.lower():
+        body = json.dumps({"ok": not reasons, "reasons": list(reasons)}) + "\n"
+        return _response(method, status, "application/json", body)
+    return _response(method, status, "text/plain", "".join(f"{no}: {each}\n" for each in reasons) or "ok\n")
+
+
+def _response(method: str, status: str, kind: str, text: str) -> bytes:
+    body = text.encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if method == "HEAD" else body)
+
+
+# ------------------------------------------------------------------------------------------------------- systemd
+def is_watched() -> bool:
+    """Returns whether systemd waits for beats of this process (WatchdogSec=)."""
+    own = str(os.getpid())
+    return bool(os.environ.get("WATCHDOG_USEC")) and os.environ.get("WATCHDOG_PID", own) == own
+
+
+def notify_systemd(state: str) -> None:
+    """Tells systemd `state`, if it started this process with Type=notify. Never waits and never raises."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # a name without a file
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(state.encode(), address)

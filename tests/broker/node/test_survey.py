@@ -1,0 +1,105 @@
+"""One walk over all loaded topics: what it adds up, and what it does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.scrape import stand_in
+from magnetar.broker.node.survey import SURVEY_S, TOP, Surveyor
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def surveyor(topics: dict[str, Any]) -> tuple[Surveyor, _Clock]:
+    clock = _Clock()
+    return Surveyor(clock, lambda: topics.values()), clock  # type: ignore[arg-type]
+
+
+async def test_a_walk_adds_up_all_topics_and_each_namespace() -> None:
+    topics = {str(number): stand_in(number, backlog=number % 3) for number in range(40)}
+    walker, clock = surveyor(topics)
+    topics["3"].traffic.record_published(20, 4000)
+    topics["3"].traffic.record_delivered(5, 1000)
+    clock.now += 10
+    found = await walker.take()
+    assert found.total.topics == found.total.subscriptions == 40
+    assert found.total.storage_bytes == 40_000
+    assert found.total.degraded == 1
+    assert found.total.backlog == sum(number % 3 for number in range(40))
+    assert (found.total.messages_in, found.total.bytes_in, found.total.rate_in) == (20, 4000, 2.0)
+    assert (found.total.messages_out, found.total.throughput_out) == (5, 100.0)
+    assert len(found.namespaces) == 20
+    assert found.namespaces["public/n3"].messages_in == 20
+    assert sum(each.backlog for each in found.namespaces.values()) == found.total.backlog
+
+
+async def test_totals_never_fall_though_topics_go() -> None:
+    topics = {str(number): stand_in(number) for number in range(40)}
+    walker, clock = surveyor(topics)
+    topics["3"].traffic.record_published(20, 4000)
+    clock.now += SURVEY_S
+    assert (await walker.take()).total.messages_in == 20
+    topics["3"].traffic.record_published(1, 10)
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert (found.total.messages_in, found.namespaces["public/n3"].messages_in) == (21, 21)
+    for number in range(20):
+        del topics[str(number)]
+    topics["30"].traffic.record_published(2, 20)
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert (found.total.topics, found.total.messages_in, found.total.bytes_in) == (20, 23, 4030)
+    assert found.namespaces["public/n3"].messages_in == 21, "one of its topics is left"
+
+
+async def test_the_largest_topics_are_those_with_most_traffic_backlog_and_age() -> None:
+    topics = {str(number): stand_in(number, backlog=number % 10) for number in range(200)}
+    walker, clock = surveyor(topics)
+    for number in (7, 70, 170):
+        topics[str(number)].traffic.record_published(number, number * 100)
+    clock.now += SURVEY_S
+    found = await walker.take()
+    assert [facts.topic.name.local for facts in found.largest["traffic"]] == ["topic-170", "topic-70", "topic-7"]
+    assert len(found.largest["backlog"]) == TOP
+    assert [facts.backlog for facts in found.largest["backlog"]][:20] == [9] * 20
+    ages = [facts.oldest_ms for facts in found.largest["age"]]
+    assert ages == sorted(ages)
+    assert found.largest["age"][0].topic.name.local == "topic-1", "the oldest first; topic-0 has no backlog"
+    clock.now += SURVEY_S
+    assert not (await walker.take()).largest["traffic"], "of the time since the walk before"
+
+
+async def test_a_walk_is_shown_again_and_callers_share_one() -> None:
+    topics = {"1": stand_in(1)}
+    walker, clock = surveyor(topics)
+    first, second = await asyncio.gather(walker.take(), walker.take())
+    assert first is second
+    clock.now += SURVEY_S / 2
+    assert await walker.take() is first
+    clock.now += SURVEY_S
+    assert await walker.take() is not first
+
+
+async def test_an_age_that_is_not_known_is_read_after_the_walk() -> None:
+    topic, read = stand_in(1, backlog=3), list[str]()
+
+    async def oldest(subscription: Any) -> int:
+        read.append(subscription.name)
+        topic.maintenance.known_oldest_ms = lambda subscription: 77
+        return 77
+
+    topic.maintenance = SimpleNamespace(known_oldest_ms=lambda subscription: 0, oldest_arrival_ms=oldest)
+    walker, clock = surveyor({"1": topic})
+    assert not (await walker.take()).largest["age"]
+    await asyncio.sleep(0)
+    assert read == ["s"]
+    clock.now += SURVEY_S
+    assert (await walker.take()).largest["age"][0].oldest_ms == 77

@@ -1,0 +1,166 @@
+"""What every face shows of a cluster: sums, pages of topics, and why something stays where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from magnetar.asyncio import Client
+from magnetar.broker.node import survey
+from magnetar.broker.session import summaries
+from magnetar.client.admin import AdminClient
+from magnetar.proto.errors import AlreadyExists, InvalidRequest, SubscriptionNotFound
+from magnetar.proto.states import Blocked, LedgerStays
+from magnetar.proto.statistics import TopicRow
+from tests.support.cluster import cluster
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "SURVEY_S", 0.0)
+
+
+async def made(admin: AdminClient, topic: str, subscription: str) -> None:
+    with contextlib.suppress(AlreadyExists):
+        await admin.create_topic(topic)
+    await admin.create_subscription(topic, subscription)
+
+
+async def send(client: Client, topic: str, count: int) -> None:
+    producer = await client.create_producer(topic)
+    for _ in range(count):
+        await producer.send(b"x")
+    await producer.close()
+
+
+async def test_every_broker_says_its_sums_and_one_that_is_away_is_named(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(share_group="all") for _ in range(2)]
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin, Client(f"magnetar://{one.endpoint}") as client:
+            for number in range(12):
+                await made(admin, f"t{number:02}", "s")
+            await send(client, "t03", 5)
+            found = await admin.broker_summaries()
+            assert [each.name for each in found.brokers] == sorted(each.name for each in found.brokers)
+            assert {each.endpoint for each in found.brokers} == {str(one.endpoint), str(two.endpoint)}
+            assert sum(each.total.topics for each in found.brokers) == 12
+            assert sum(each.total.backlog for each in found.brokers) == 5
+            assert all(each.total.topics for each in found.brokers)
+            rows = [row for each in found.brokers for row in each.by_backlog]
+            assert [(row.name, row.backlog) for row in rows] == [("persistent://public/default/t03", 5)]
+            assert not found.silent
+            assert len((await admin.broker_summaries(here=True)).brokers) == 1
+
+
+async def test_pages_of_topics_are_merged_from_all_brokers_and_none_is_shown_twice(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        one, _ = [await running.add_broker(share_group="all") for _ in range(2)]
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin, Client(f"magnetar://{one.endpoint}") as client:
+            for number in range(9):
+                await made(admin, f"t{number}", "s")
+                await send(client, f"t{number}", number % 4 + 1)
+            await made(admin, "other", "s")
+
+            async def pages(**query: object) -> list[TopicRow]:
+                shown, after = list[TopicRow](), ""
+                while True:
+                    page = await admin.topic_page(limit=4, after=after, **query)
+                    assert page.found == (9 if query.get("contains") else 10)
+                    shown += page.topics
+                    after = page.next
+                    if not after:
+                        return shown
+                    assert len(page.topics) == 4
+
+            names = [each.name.rpartition("/")[2] for each in await pages()]
+            assert names == ["other", *(f"t{number}" for number in range(9))]
+            by_backlog = [(each.backlog, each.name[-2:]) for each in await pages(sort="backlog", contains="/t")]
+            expected = sorted([(number % 4 + 1, f"t{number}") for number in range(9)], key=lambda x: (-x[0], x[1]))
+            assert by_backlog == expected
+            assert len({each.owner for each in await pages()}) == 2
+            assert (await admin.topic_page(prefix="persistent://public/default/o")).found == 1
+            oldest = await pages(sort="oldest_ms")
+            assert oldest[-1].name.endswith("other"), "it has no oldest message"
+            for wrong in ({"limit": 201}, {"sort": "colour"}, {"after": "x"}):
+                with pytest.raises(InvalidRequest):
+                    await admin.topic_page(**wrong)
+
+
+async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "OTHERS_S", 0.2)
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(name=name) for name in ("one", "two")]
+
+        async def hang() -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(two.topic_manager.survey, "take", hang)
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            found = await admin.broker_summaries()
+            assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
+            assert (await admin.topic_page()).silent == ("two",)
+
+
+async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+            await made(admin, "t", "s")
+            assert await admin.why_stuck("t", "s") == await admin.why_stuck("t", "s")
+            await send(client, "t", 5)
+            found = await admin.why_stuck("t", "s")
+            assert (found.stuck, found.blocked) == (True, Blocked.NO_CONSUMER)
+            assert found.sentences[0] == "No consumer is connected."
+            assert "5 messages wait, the oldest for" in found.sentences[2]
+            consumer = await client.subscribe("t", "s", consumer_name="ada", receiver_queue_size=1)
+            await consumer.receive()
+            held = await admin.why_stuck("t", "s")
+            assert any("Consumer 'ada'" in each for each in held.sentences), held
+            with pytest.raises(SubscriptionNotFound):
+                await admin.why_stuck("t", "none")
+
+
+async def test_what_consumers_got_is_counted_though_they_left(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+            await made(admin, "t", "s")
+            await send(client, "t", 4)
+            (topic,) = running.brokers[0].topic_manager.loaded.values()
+            subscription = topic.subscriptions["s"]
+            for messages in (4, 8):
+                consumer = await client.subscribe("t", "s", receiver_queue_size=10)
+                for _ in range(4):
+                    await consumer.receive()
+                got = subscription.deliveries
+                assert got.messages == messages
+                await consumer.close()
+                assert subscription.deliveries == got
+                assert not subscription.consumers
+
+
+async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+            await made(admin, "t", "slow")
+            await made(admin, "t", "other")
+            for _ in range(2):
+                await send(client, "t", 5)
+                await admin.unload_topic("t")
+            await admin.skip_messages("t", "other", -1)
+            first, *_, last = (await admin.why_kept("t")).ledgers
+            assert first.stays is LedgerStays.NOT_ACKNOWLEDGED
+            assert first.subscriptions == ("slow",)
+            assert first.sentence.endswith("It waits for slow.")
+            assert first.messages == 5
+            assert last.stays is LedgerStays.OPEN
+
+
+def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
+    assert {*Blocked.reasons()} - {*summaries.ENDS} == {Blocked.CAUGHT_UP}

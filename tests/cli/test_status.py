@@ -1,0 +1,97 @@
+"""`magnetar status`, `top` and `why`: what an operator asks first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.cli.admin.status import find_alarms
+from magnetar.cli.common.processes import Processes
+from tests.support.processes import run_cli
+
+NOW_MS = 1_000_000_000_000
+GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "secondsToGo": None}
+
+
+def broker(**changed: Any) -> dict[str, Any]:
+    return {"broker": "one", "busy": None, "degraded": 0, **changed}
+
+
+def bookie(**changed: Any) -> dict[str, Any]:
+    return {"bookie": "12345678-90", "state": "writable", "freeBytes": 50, "totalBytes": 100, **changed}
+
+
+def alarms(
+    brokers: Any = (), silent: Any = (), bookies: Any = None, repair: Any = GOOD, oldest: Any = ()
+) -> list[tuple[str, bool]]:
+    known = [bookie()] if bookies is None else bookies
+    found = find_alarms([broker(), *brokers], silent, known, repair, oldest, NOW_MS)
+    assert all(each.command.startswith("magnetar ") for each in found)
+    return [(each.text, each.needed) for each in found]
+
+
+def test_a_cluster_where_all_is_well_has_no_alarm() -> None:
+    assert alarms() == []
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (alarms(silent=["two"]), "Broker two is registered and does not answer."),
+        (alarms(bookies=[]), "No bookie takes writes: nothing can be published."),
+        (alarms(bookies=[bookie(), bookie(state="read-only", freeBytes=4)]),
+         "Bookie 12345678 is read-only, with 4% of its disk free."),
+        (alarms(bookies=[bookie(), bookie(state="limbo")]),
+         "Bookie 12345678 lost data, and looks for it at other bookies."),
+        (alarms(bookies=[bookie(), bookie(state="absent", totalBytes=0)]),
+         "Bookie 12345678 is not registered, and ledgers name it."),
+        (alarms(bookies=[bookie(freeBytes=14)]), "The disk of bookie 12345678 has 14% left; at 5 % it is read-only."),
+        (alarms(repair=GOOD | {"underReplicated": 2}), "2 ledgers miss copies."),
+        (alarms(repair=GOOD | {"enabled": False}),
+         "Auto-recovery is disabled: copies of lost bookies are not made again."),
+        (alarms(repair=None), "No bookie says how repair gets on."),
+        (alarms([broker(busy=0.9)]), "The event loop of broker one is busy 90% of its time."),
+        (alarms([broker(degraded=1)]), "1 topic writes fewer copies than asked for."),
+    ],
+)  # fmt: skip
+def test_each_alarm_is_a_sentence_and_needs_somebody(found: list[tuple[str, bool]], text: str) -> None:
+    assert found == [(text, True)]
+
+
+def test_an_old_message_is_shown_and_can_wait() -> None:
+    rows = [{"name": "t", "oldest_ms": NOW_MS - 7_300_000}, {"name": "u", "oldest_ms": NOW_MS - 5}]
+    assert alarms(oldest=rows) == [("The oldest message of t has not been acknowledged for 2 h.", False)]
+
+
+@pytest.mark.processes
+def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_waits(
+    started: Processes, tmp_path: Path
+) -> None:
+    url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
+    run_cli("topics", "create", "orders", "--url", url)
+    run_cli("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
+    run_cli("produce", "orders", "-m", "x", "-n", "7", "--url", url)
+
+    told = run_cli("status", "-o", "json", "--url", url)
+    found = json.loads(told.out)
+    free = found["bookies"][0]["freePercent"]
+    assert told.code == int(free < 15), told.out
+    assert [each["topics"] for each in found["brokers"]] == [1]
+    topic = "persistent://public/default/orders"
+    assert [(each["topic"], each["backlog"]) for each in found["backlogs"]] == [(topic, 7)]
+    assert found["repair"]["underReplicated"] == 0
+    shown = run_cli("status", "--url", url)
+    assert ("All is well." in shown.out) == (free >= 15)
+
+    (row,) = json.loads(run_cli("top", "--by", "backlog", "--once", "-o", "json", "--url", url).out)
+    assert (row["topic"], row["backlog"]) == (topic, 7)
+    assert json.loads(run_cli("top", "--contains", "none", "-o", "json", "--url", url).out) == []
+    told_why = run_cli("why", "orders", "--url", url)
+    assert "subscription billing: No consumer is connected." in told_why.out
+    assert "It is the last of the list, or it is written." in told_why.out
+    assert run_cli("why", "orders", "none", "--url", url).code == 4
+    (part,) = json.loads(run_cli("why", "orders", "billing", "-o", "json", "--url", url).out)
+    assert part["subscriptions"][0]["stuck"]

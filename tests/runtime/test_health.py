@@ -1,0 +1,168 @@
+"""Probes are answered although the event loop hangs, and systemd hears what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from magnetar.proto.errors import Busy
+from magnetar.runtime import health
+from magnetar.runtime.health import Health, HealthServer, Heartbeat, notify_systemd
+from magnetar.runtime.network import Endpoint
+
+ANY = Endpoint("127.0.0.1", 0)
+
+
+def ask(server: HealthServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(server.endpoint.host, server.endpoint.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthServer]:
+    monkeypatch.setattr(health, "HEARTBEAT", Heartbeat())
+    monkeypatch.setattr(health, "HEALTH", Health())
+    health.HEARTBEAT.start()
+    server = HealthServer.start(ANY)
+    yield server
+    await asyncio.to_thread(server.close)
+
+
+async def probe(server: HealthServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    return await asyncio.to_thread(lambda: ask(server, path, method, **headers))
+
+
+async def test_readyz_has_a_line_for_each_reason_and_is_ok_without_one(server: HealthServer) -> None:
+    assert await probe(server, "/readyz") == (503, "not ready: it is starting\n")
+    assert await probe(server, "/startz") == (503, "not started: it is starting\n")
+    reasons = ["no session", "no ledger"]
+
+    async def why_not_ready() -> Sequence[str]:
+        return reasons
+
+    health.HEALTH.readiness = why_not_ready
+    assert await probe(server, "/readyz?verbose") == (503, "not ready: no session\nnot ready: no ledger\n")
+    assert await probe(server, "/startz") == (200, "ok\n"), "ready or not"
+    status, text = await probe(server, "/readyz", accept="application/json")
+    assert (status, json.loads(text)) == (503, {"ok": False, "reasons": reasons})
+    reasons.clear()
+    assert await probe(server, "/readyz/") == (200, "ok\n")
+    assert await probe(server, "/readyz", "HEAD") == (200, "")
+    health.HEALTH.on_stopping()
+    assert await probe(server, "/readyz") == (503, "not ready: it is stopping\n")
+    assert await probe(server, "/livez") == (200, "ok\n")
+    assert (await probe(server, "/metrics"))[0] == 404
+    assert (await probe(server, "/livez", "POST"))[0] == 405
+
+
+async def test_livez_is_answered_although_the_loop_hangs(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(server, "/livez") == (200, "ok\n")  # this test blocks the loop while it asks
+    monkeypatch.setattr(health, "HUNG_S", 0.05)
+    monkeypatch.setattr(health, "READY_S", 0.05)
+    health.HEARTBEAT.beat_at = time.monotonic()
+    assert "no answer of the event loop within 0.05 s" in ask(server, "/readyz")[1]
+    health.HEARTBEAT.beat_at = time.monotonic() - 7
+    for path in ("/livez", "/readyz"):
+        status, text = ask(server, path)
+        assert status == 503
+        assert "the event loop has not run for 7." in text
+
+
+async def test_an_error_of_the_reasons_is_a_reason(server: HealthServer) -> None:
+    async def why_not_ready() -> Sequence[str]:
+        raise ValueError("broken")
+
+    health.HEALTH.readiness = why_not_ready
+    status, text = await probe(server, "/readyz")
+    assert (status, "broken" in text) == (503, True)
+
+
+async def test_connections_that_send_nothing_keep_no_probe_out(server: HealthServer) -> None:
+    where = (server.endpoint.host, server.endpoint.port)
+    silent = [await asyncio.to_thread(socket.create_connection, where) for _ in range(health.CONNECTIONS_MAX + 4)]
+    try:
+        assert await probe(server, "/livez") == (200, "ok\n")
+        assert len(server._open) <= health.CONNECTIONS_MAX
+    finally:
+        for each in silent:
+            each.close()
+
+
+async def test_a_port_that_is_taken_is_an_error_and_one_that_was_closed_is_free() -> None:
+    first = HealthServer.start(ANY)
+    with pytest.raises(Busy, match="the port is taken"):
+        HealthServer.start(first.endpoint)
+    first.close()
+    HealthServer.start(first.endpoint).close()
+
+
+async def test_a_loop_that_was_held_up_shows_its_lag_and_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "BEAT_S", 0.01)
+    heartbeat = Heartbeat()
+    assert (heartbeat.lag_s, heartbeat.busy_ratio, heartbeat.why_hanging()) == (0, 0, "")
+    heartbeat.start()
+    await asyncio.sleep(0.03)
+    before = heartbeat.busy_ratio
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        pass
+    await asyncio.sleep(0.03)
+    assert 0.1 < heartbeat.lag_s < 10
+    assert before < heartbeat.busy_ratio <= 1
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], socket.socket]:
+    """Listens where systemd would, at the address that is returned to the process."""
+
+    def listen(address: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.bind("\0" + address[1:] if address.startswith("@") else address)
+        listener.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        return listener
+
+    return listen
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_hears_at_a_file_and_at_a_name_without_one(
+    systemd: Callable[[str], socket.socket], tmp_path: Path, abstract: bool
+) -> None:
+    address = f"@magnetar-{tmp_path.name}-{time.monotonic_ns()}" if abstract else str(tmp_path / "n")
+    with systemd(address) as listener:
+        notify_systemd("READY=1")
+        assert listener.recv(100) == b"READY=1"
+    notify_systemd("READY=1")  # it is gone: no error
+
+
+def test_without_systemd_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify_systemd("READY=1")
+
+
+async def test_each_beat_is_told_if_systemd_watches_this_process(
+    systemd: Callable[[str], socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "BEAT_S", 0.01)
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert not health.is_watched(), "it watches another process"
+    monkeypatch.delenv("WATCHDOG_PID")
+    with systemd(str(tmp_path / "n")) as listener:
+        Heartbeat().start()
+        await asyncio.sleep(0.05)
+        assert listener.recv(100) == listener.recv(100) == b"WATCHDOG=1"
