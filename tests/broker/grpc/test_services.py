@@ -531,7 +531,7 @@ async def test_tenants_and_namespaces(deployment: Deployment) -> None:
         await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=10_001))
     await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", bundles=8, default_partitions=2))
     spec = await deployment.admin("GetNamespace", wire.Name(name="acme/ns"))
-    assert (spec.default_partitions, spec.bundles) == (2, 4), "bundles are fixed when a namespace is made"
+    assert (spec.default_partitions, spec.bundles) == (2, 32), "bundles are fixed when a namespace is made"
     asked = wire.PartitionsRequest(topic="acme/ns/auto", create=True)
     assert (await deployment.call("Partitions", asked)).partitions == 2
     with pytest.raises(Busy):
