@@ -261,7 +261,7 @@ def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[
 # --------------------------------------------------------------------------------------------------------- why
 
 
-@verb()
+@verb(watched=True)
 def why(session: Session, topic: str, subscription: str = "") -> None:
     """Why the subscriptions of a topic, or one of them, do not get on, and what keeps the topic's ledgers.
 

@@ -236,14 +236,14 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     )  # fmt: skip
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        every_s = options.pop("every_s", None)
+        watch_s = options.pop("watch_s", None)
         output, timeout_s = Output(options.pop("output")), options.pop("timeout")
         session = make_session(options, output, timeout_s)
         try:
-            if every_s is None:
+            if watch_s is None:
                 function(session, *args, **options)
             else:
-                watch(output, every_s, lambda: function(session, *args, **options))
+                watch(output, watch_s, lambda: function(session, *args, **options))
         except Exception as error:
             add_near_name(session, error, options)
             raise
@@ -252,7 +252,7 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
 
     if watched:
         what = "Answer again after so long, until Ctrl-C: 2s."
-        command = click.option(*watched, "every_s", type=Interval(), default=None, metavar="TIME", help=what)(command)
+        command = click.option(*watched, "watch_s", type=Interval(), default=None, metavar="TIME", help=what)(command)
     return command
 
 

@@ -159,7 +159,7 @@ def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Jso
 
 def test_a_whole_namespace_is_cleared_unsubscribed_and_unloaded(cli: Cli, cli_json: Json) -> None:
     cli("namespaces", "create", "public/whole")
-    assert len(cli_json("namespaces", "bundles", "public/whole")) == 4
+    assert len(cli_json("namespaces", "bundles", "public/whole")) == 32
     cli("namespaces", "set-auto-topic-creation", "public/whole", "--enable", "-t", "partitioned", "-n", "2")
     assert cli_json("namespaces", "get-auto-topic-creation", "public/whole") == {"enabled": True, "partitions": 2}
     cli("produce", "public/whole/auto", "-m", "x")
