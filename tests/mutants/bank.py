@@ -256,8 +256,8 @@ def _of_topics() -> Iterator[Mutant]:
 
 def _of_coordinators() -> Iterator[Mutant]:
     folder = "tests/broker/transaction/"
-    walk, sinks = f"{folder}core/test_coordinator_walk.py::", f"{folder}core/test_names_and_sinks.py::"
-    half = f"{folder}core/test_halves.py::"
+    walk, sinks = f"{folder}test_coordinator_walk.py::", f"{folder}test_names_and_sinks.py::"
+    half = f"{folder}test_halves.py::"
     for id_, plant, fells, target in (
         ("M90", coordinators.answered_while_in_doubt, "65",
          f"{walk}test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows"),
@@ -307,11 +307,11 @@ def _passed_over() -> Iterator[Mutant]:
          f"{core}test_dispatch.py::test_what_an_abort_gives_back_and_a_consumer_holds_already_has_one_holder",
          "the walk has no back-off that ends between two slices of an abort"),
         ("M67", transactions.forgotten_without_an_answer, "69",
-         f"{topic}core/test_transactions_core.py::"
+         f"{topic}test_transactions_core.py::"
          "test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer",
          "in the walk every coordinator answers"),
         ("M68", brokers.commit_sets_numbers_back, "84",
-         f"{topic}core/test_dedup_core.py::test_a_commit_sets_no_sequence_id_back",
+         f"{topic}test_dedup_core.py::test_a_commit_sets_no_sequence_id_back",
          "producers of seeds send beside no transaction of their own"),
         ("M69", subscriptions.persisted_mark_is_safe, "34",
          f"{core}test_cursor.py::test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again",
@@ -336,7 +336,7 @@ def _passed_over() -> Iterator[Mutant]:
          "test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_its_survivors_are_copied",
          "seeds compact nothing"),
         ("M87b", brokers.chunks_of_another_round, "",
-         f"{log}core/test_compaction_core.py::"
+         f"{log}test_compaction_core.py::"
          "test_a_message_whose_chunks_lie_around_the_end_of_a_rounds_memory_is_decided_once", "seeds compact nothing"),
         ("M88", security.open_reads_go_on, "46 47",
          f"{_GRANTS}::test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_right",

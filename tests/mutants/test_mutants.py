@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.docs.documents import ROOT
 from tests.mutants.bank import BANK, CRASHES, FENCE, NO_COUNTERPART, PROTOCOL, planted
 from tests.mutants.hunt import fallen, hunt
 from tests.simulation.load import topics
@@ -30,6 +31,19 @@ def test_every_mutant_says_what_it_breaks() -> None:
         assert mutant.tier in (PROTOCOL, CRASHES) or mutant.target, id_
 
 
+def test_the_tests_that_a_mutant_must_fell_exist() -> None:
+    for id_, text in [
+        *((id_, mutant.target) for id_, mutant in BANK.items()),
+        *((id_, " ".join(FENCE[id_])) for id_ in FENCE),
+    ]:
+        for node in re.findall(r"tests/\S+", text):
+            path, _, name = node.partition("::")
+            files = [ROOT / path] if path.endswith(".py") else list((ROOT / path).rglob("test_*.py"))
+            assert files, (id_, node)
+            wanted = f"def {name.partition('[')[0]}(" if name else ""
+            assert any(wanted in file.read_text() for file in files), (id_, node)
+
+
 def test_a_plant_leaves_nothing_behind() -> None:
     before = [run_protocol(seed).trace_hash for seed in range(1, 6)]
     for mutant in BANK.values():
@@ -44,9 +58,9 @@ def test_the_fast_tier_kills(id_: str) -> None:
     assert kill.killed, BANK[id_].what
 
 
-@pytest.mark.parametrize(("id_", "first"), [
-    ("M70b", 1), ("M70c", 3), ("M86", 10), ("M86b", 11), ("M98d", 1), ("M98e", 4)
-])
+@pytest.mark.parametrize(
+    ("id_", "first"), [("M70b", 1), ("M70c", 3), ("M86", 10), ("M86b", 11), ("M98d", 1), ("M98e", 4)]
+)
 def test_seeds_of_a_cluster_kill(id_: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`first`: the seed that found it last; it need not find it for ever."""
     for module in (rest, topics):
