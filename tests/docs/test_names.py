@@ -20,7 +20,7 @@ from tests.docs.paths import PAIR
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _PATH = re.compile(r"^(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?$|^[A-Z]\w+\.md$")
-ELSEWHERE = {"benchmarks/results/", "build/docs/", "dist/", "core/", "format/"}  # made by make; in several packages
+ELSEWHERE = {"benchmarks/results/", "build/", "build/docs/", "dist/", "core/", "format/"}  # made; in several packages
 WORDS = (
     "ledger, entry, ensemble, write quorum, ack quorum, write set, fragment, LAC, LAP, fence, recovery, journal, "
     "memtable, entry log, index, checkpoint, position, mark-delete, hole, permit, backlog, bundle, cursor ledger"
