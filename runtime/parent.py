@@ -66,7 +66,8 @@ class _Running:
 
 
 class Parent:
-    """The parent of the processes of one server. Calls `on_serve(facts)` once, when all of them serve."""
+    """Starts the processes of one server, and starts those again that end. Calls `on_serve` once, when all of them
+    serve, with what each told of itself (its addresses)."""
 
     def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}

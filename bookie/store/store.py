@@ -511,8 +511,8 @@ class Store:
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Writes tombstones of deleted ledgers. Returns True when they are durable; only then may their data be deleted
-        (§2.6).
+        """Writes tombstones of deleted ledgers. Returns True if they are durable: only then may their data be deleted
+        (§2.6); False if the journal had no room for all of them, which a later checkpoint makes durable.
         """
         return await self._tombstones.write(ledgers)
 

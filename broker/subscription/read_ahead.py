@@ -204,7 +204,7 @@ class ReadAheadBuffer:
 
     def park_entries(self, entries: Iterable[StoredEntry]) -> None:
         """Adds entries that wait for the consumers of their keys. When they take too much memory, those that have
-        waited longest are dropped."""
+        waited longest leave the memory: they are read from the log again."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken

@@ -57,7 +57,8 @@ class PublishOutcomes(Protocol):
         ...
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Called, while entries in flight have no outcome yet, with the reason."""
+        """Called when entries in flight wait longer than usual for their outcome, with the reason; perhaps again for
+        another reason. Their outcomes follow."""
         ...
 
 

@@ -87,8 +87,8 @@ async def newest_origin(client: Client, topic: TopicName, first: int, end: int) 
 
 
 async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Returns the origin of the newest copy among all entries, for a topic to which others wrote as well. Reads all of
-    it."""
+    """Reads the topic from `first` to `end`. Returns where the last message that was copied to it comes from; None if
+    none was. For a topic to which others wrote as well: its last entry need not be a copy."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:

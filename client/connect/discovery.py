@@ -53,7 +53,8 @@ class Discovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """Returns the gRPC endpoints, at least one. Raises the errors named at the head of the module."""
+        """Returns the gRPC endpoints, at least one. Raises Unavailable if nothing answers, WrongProtocol if another
+        server does, Unauthenticated if the credentials are refused."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None

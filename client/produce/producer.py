@@ -58,7 +58,9 @@ class HalfPreparer(Protocol):
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
-        """Prepares a half message. `messages`: the topic or partition of each, and its encoded entry."""
+        """Stores `messages` at a coordinator as one half message, which no consumer sees before its commit, and returns
+        it. `messages`: the topic or partition of each, and its encoded entry. If it has no outcome after `check_after`
+        seconds, a program of `group` is asked with `check_key`."""
         ...
 
 

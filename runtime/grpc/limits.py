@@ -43,7 +43,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """A stream, as `OpenStreams` checks it."""
+    """What `OpenStreams` looks at to find the streams that are silent, or whose caller reads nothing."""
 
     has_read: bool  # something came
 

@@ -411,8 +411,8 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if no consumer gets the entry any more: the entry is acknowledged or pending, or each of its
-        messages is."""
+        """Returns True if the entry is not dispatched now: it, or each of its messages, is acknowledged, or is
+        acknowledged in a transaction that is open (pending); an abort gives that one back."""
         if self.is_acked(position):
             return True
         pending = self.pending

@@ -195,7 +195,8 @@ else."""
 
 
 def bitmap_bytes_max(holes: BitMap) -> int:
-    """Returns an upper bound of `bitmap_bytes`; it is at most 16 bytes a value too high."""
+    """Returns an upper bound of `bitmap_bytes(holes)`, which costs less: at most 16 bytes more for each value of
+    `holes`."""
     count = len(holes)
     return bitmap_bytes(holes) if count > FEW else 200 + 18 * count
 
