@@ -10,7 +10,8 @@
 | ORDER | a producer's messages first appear in another order than sent, or a subscription breaks its order: of first
   deliveries, or (`redelivery_order="key"`) something comes before what was refused before it in its key |
 | DUPLICATED | a value is in the log twice: with deduplication, or behind what was sent after its acknowledgement |
-| REDELIVERED | delivered again without nack, seek, new consumer or disturbance since |
+| REDELIVERED | delivered again without nack, seek, new consumer or disturbance since; a consumer of another library
+  says with its next message that it was disturbed, so what another one got again counts then |
 | REDELIVERED_ACKED | delivered to a consumer that connected after the durable ack, without a seek since |
 | SKIPPED | in the log, and never delivered by a subscription that was drained |
 | STUCK | a send or an ack never got an outcome |
@@ -80,6 +81,8 @@ class Subscription:
         self.acks: dict[history.Id, int] = defaultdict(int)
         self.highest: dict[str, history.Id] = {}
         self.refused: dict[str, set[history.Id]] = defaultdict(set)  # by key, and did not come again yet
+        # by consumer that had it before: it says with its next message, and not earlier, that it lost its connection
+        self.doubtful: dict[str, list[str]] = defaultdict(list)
         self.sought = -1
         self.from_id: history.Id = (-1, -1, -1)
         self.drained = False
@@ -138,6 +141,9 @@ class _Judge:
     def take(self, at: int, record: history.Record) -> None:
         if isinstance(record, history.Disturbed):
             self.disturbed = at
+            for each in self.topics.values():
+                for of in each.subscriptions.values():
+                    of.doubtful.clear()
             return
         topic = self.topic(record.topic)
         match record:
@@ -221,6 +227,7 @@ class _Judge:
         if not self._known(topic, record.id, record.value, f"delivered to {record.subscription}"):
             return
         what = f"{topic.name} {record.subscription}: {record.id} to {record.consumer}"
+        self._redelivered(of, record.consumer)
         before = of.delivered.get(record.id)
         durable = of.durable.get(record.id)
         if durable is not None and of.connected.get(record.consumer, -1) > durable:
@@ -233,8 +240,14 @@ class _Judge:
         if before is None or before.at < of.sought:
             self._in_order(topic, of, record, what)
         elif before.at > max(self.disturbed, of.newest_connect, of.excused.get(record.id[:2], -1)):
-            self.verdict.add(Wrong.REDELIVERED, f"{what}, and before to {before.consumer}, for no reason")
+            of.doubtful[before.consumer].append(f"{what}, and before to {before.consumer}, for no reason")
+            if before.consumer == record.consumer:
+                self._redelivered(of, record.consumer)
         of.delivered[record.id] = Delivery(at, record.consumer)
+
+    def _redelivered(self, of: Subscription, consumer: str) -> None:
+        for sentence in of.doubtful.pop(consumer, ()):
+            self.verdict.add(Wrong.REDELIVERED, sentence)
 
     def _in_order(self, topic: Topic, of: Subscription, record: history.Delivered, what: str) -> None:
         if of.order is history.Order.NONE:
@@ -254,6 +267,8 @@ class _Judge:
                 self._lost(topic, places)
             for name, of in topic.subscriptions.items():
                 self._skipped(topic, name, of)
+                for consumer in list(of.doubtful):
+                    self._redelivered(of, consumer)
             for (producer, seq), sending in topic.sends.items():
                 if sending.ok is None and not sending.failed and not sending.unknown:
                     self.verdict.add(Wrong.STUCK, f"{topic.name} {producer}: message {seq} got no outcome")

@@ -113,6 +113,8 @@ BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), _give(0, 0), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0, 1), *_sub(), _give(0, 0), Nacked(TOPIC, "s", _id(1)), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), Disturbed(), _give(0, 0), *_ack(0, False), _give(0, 0)]),
+    (Wrong.REDELIVERED, [*_sent(0), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d")]),
+    (Wrong.REDELIVERED, [*_sent(0, 1), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d"), _give(1, 1), Disturbed()]),
     (Wrong.REDELIVERED_ACKED, [*_sent(0), *_sub(), _give(0, 0), *_ack(0), OTHER, _give(0, 0, "d")]),
     (Wrong.SKIPPED, [*_sent(0, 1), *_sub(), _give(1, 1), DRAINED, *_plain(0, 1)]),
     (Wrong.SKIPPED, [*_sent(0), *_sub(), _give(0, 0), Sought(TOPIC, "s", _id(0)), DRAINED, *_plain(0)]),
@@ -139,6 +141,13 @@ def test_a_copy_is_wrong_where_topics_deduplicate_and_explained_where_not() -> N
     records = [_send(0), _send(1), _ok(0, 0), _ok(1, 1), *_read((0, 0), (1, 1), (2, 0), (3, 1))]
     assert (judge(records).counts, judge(records).repeated) == ({}, 2)
     assert set(judge(records, dedup=True).counts) == {Wrong.DUPLICATED}
+
+
+def test_a_consumer_may_say_with_its_next_message_that_it_was_disturbed() -> None:
+    again = [*_sent(0, 1), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d")]
+    assert not judge([*again, Disturbed(), _give(1, 1)]).counts
+    assert set(judge([*again, _give(1, 1), Disturbed()]).counts) == {Wrong.REDELIVERED}
+    assert set(judge(again).counts) == {Wrong.REDELIVERED}
 
 
 class Model:
