@@ -27,6 +27,7 @@ import msgspec
 
 from ...proto.errors import MagnetarError
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.retry import SharedRuns
 from ..common.token_bucket import TimeSlices
 from ..topic.statistics import NO_RATES, TrafficRates, estimate_backlog
@@ -190,6 +191,7 @@ class Surveyor:
         self._totals: dict[str, Sums] = {}  # since the broker was started, of namespaces that have a topic
         self._total = Sums()
         self._runs: SharedRuns[None, Survey] = SharedRuns()
+        self._tasks = Tasks()  # it logs a fault of ours
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> Survey:
@@ -211,7 +213,7 @@ class Surveyor:
                 await turns.begin_slice()
         found = self._last = self._sum_up(at_s, walk)
         if walk.ageless and (self._reading is None or self._reading.done()):
-            self._reading = asyncio.get_running_loop().create_task(_read_ages(walk.ageless), name="oldest messages")
+            self._reading = self._tasks.spawn(_read_ages(walk.ageless), "ages of oldest messages")
         return found
 
     def _sum_up(self, at_s: float, walk: _Walk) -> Survey:
@@ -230,8 +232,7 @@ class Surveyor:
         return Survey(at_s, total, namespaces, walk.largest())
 
     def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        self._tasks.cancel()
 
 
 async def _read_ages(ageless: Sequence[Callable[[], Coroutine[Any, Any, object]]]) -> None:
