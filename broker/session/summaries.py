@@ -14,7 +14,6 @@ list of brokers. Guarding tests: tests/broker/session/test_summaries.py.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from operator import attrgetter
@@ -36,6 +35,7 @@ from ...proto.statistics import (
 )
 from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
+from ...runtime.health import HEARTBEAT
 from ..common.token_bucket import TimeSlices
 from ..node.survey import STRIDE, Sums, TopicFacts, inspect_topic
 from ..node.topic_manager import TopicManager
@@ -68,8 +68,7 @@ class PageQuery(NamedTuple):
 
 def loop_busy() -> float:
     """Returns the share of the time for which the event loop of this process computes; -1 if nothing measures it."""
-    beats = getattr(sys.modules.get("magnetar.runtime.health"), "HEARTBEAT", None)
-    return float(getattr(beats, "busy_ratio", -1.0))
+    return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
 class Summaries:
