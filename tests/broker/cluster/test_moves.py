@@ -77,8 +77,9 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
     async with cluster(tmp_path, brokers=0) as running:
         first, second = await two(running)
         producer = await TestProducer(running.world, first, TOPIC).opened()
-        consumer = await TestConsumer(running.world, first, TOPIC, initial_position=EARLIEST).ready()
+        consumer = await TestConsumer(running.world, first, TOPIC, permits=1, initial_position=EARLIEST).ready()
         before = await consumer.receive()
+        await producer.send(b"next")
         topic = first.topics[TOPIC]
         log: Any = topic.log
         closed, may_close, real_close = asyncio.Event(), asyncio.Event(), log.close
@@ -92,8 +93,10 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
         draining = asyncio.create_task(first.topic_manager.drain())
         await closed.wait()
         producer.publish(b"too late")
+        consumer.permits(1)
         await consumer.ack(before)
         assert await producer.quiet(), "a refusal would have the client wait, and look the topic up"
+        assert await consumer.quiet(), "what is delivered now could not be acknowledged in time"
         with pytest.raises(NotOwner) as told:
             topic.check_open()
         assert told.value.fields["owner"] == str(second.endpoint)
@@ -103,6 +106,7 @@ async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_nam
             await producer.next("failed")
         assert told.value.fields["owner"] == str(second.endpoint)
         again = await TestConsumer(running.world, second, TOPIC).ready()
+        assert await again.receive_payloads(1) == [b"next"]
         assert await again.quiet(), "what was acknowledged until the cursor was stored is not delivered again"
 
 
