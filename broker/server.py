@@ -42,6 +42,8 @@ HELD_INTERVAL_S = 1.0
 """Seconds between two checks while a backlog quota blocks producers: they learn that late that there is room."""
 LOAD_REPORT_S = 10.0
 """Seconds between two reports of a broker's load; a report is a write of the metadata, if the load has changed."""
+ORDERS_LOOK_S = 1.0
+"""Seconds between two looks at the orders to drain: a read of the metadata."""
 BUSY_KEPT = 0.5 ** (LOAD_REPORT_S / 30.0)
 """The share of the last report in the next one: what a broker did 30 s ago counts half."""
 RENEW_RETRY_S = 1.0
@@ -116,6 +118,7 @@ class Broker:
         self.background.supervise("broker-upkeep", self._maintain_topics)
         self.background.supervise("broker-orphans", self._sweep)
         self.background.supervise("broker-load", self._report_load)
+        self.background.supervise("broker-orders", self._follow_orders)
         if config.state_memory_bytes:
             self.background.supervise("broker-memory", self._measure_memory)
 
@@ -180,6 +183,16 @@ class Broker:
                 await self.topic_manager.report_load(round(busy))
             except MagnetarError as error:
                 _LOG.info("the load of this broker is not reported: %s", error)
+
+    async def _follow_orders(self) -> None:
+        throttle = LogThrottle(self._world.clock)
+        while True:
+            await asyncio.sleep(ORDERS_LOOK_S)
+            try:
+                await self.topic_manager.follow_orders()
+            except MagnetarError as error:
+                if throttle.should_log(error):
+                    _LOG.warning("whether this broker is to drain is not known: %s", error)
 
     async def _measure_memory(self) -> None:
         while True:

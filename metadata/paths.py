@@ -16,6 +16,7 @@
     /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
+    /draining/<name>                            DrainRecord: a broker that drains until an operator ends it
     /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
@@ -56,6 +57,7 @@ REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
 DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
+DRAINING = "/draining"
 MEMBERS = "/members"
 OWNERS = "/owners"
 TENANTS = "/tenants"
@@ -133,6 +135,10 @@ def departing(bookie_: str) -> str:
 
 def broker(broker_: str) -> str:
     return f"{BROKERS}/{segment(broker_)}"
+
+
+def draining(broker_: str) -> str:
+    return f"{DRAINING}/{segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:

@@ -165,6 +165,15 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     report: int = 0  # ascends with each report of one registration
 
 
+class DrainRecord(Record, frozen=True, kw_only=True):
+    """An operator's order that a broker drains. It outlives the broker's process."""
+
+    kind = 30
+    broker: str
+    endpoint: str = ""  # that it had: by this a broker with a random name finds the order after a restart
+    since_ms: int = 0
+
+
 class OwnerRecord(Record, frozen=True, kw_only=True):
     """The broker that serves a bundle, or that is assigned to take it."""
 
@@ -461,7 +470,7 @@ _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, DeletedLedgersRecord, CookieRecord, BookieRecord, BrokerRecord,
-        OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
+        DrainRecord, OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
@@ -477,8 +486,9 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
     DamagedEntriesRecord: lambda record: paths.damaged(record.ledger_id, record.bookie),
     UnderReplicatedRecord: lambda record: paths.under_replicated(record.ledger_id),
     DepartingRecord: lambda record: paths.departing(record.bookie),
+    DrainRecord: lambda record: paths.draining(record.broker),
 }
-"""The only path at which a record of the class is read: that of the ledger or bookie that it names."""
+"""The only path at which a record of the class is read: that of the ledger, bookie or broker that it names."""
 
 
 def encode(record: Record, path: str) -> bytes:

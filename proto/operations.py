@@ -388,6 +388,14 @@ TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction"
 
 # ------------------------------------------------------------------------------------ the cluster
 LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
+_BROKER = (Part("broker", "name"),)
+DRAIN_BROKER: Operation[None] = Operation("DrainBroker", OPERATE, routes=(
+    Http("PUT", "/admin/v3/brokers/{broker}/drain", "It gives what it owns to others until that is ended, also after a"
+         " restart.", parts=_BROKER),
+))  # fmt: skip
+UNDRAIN_BROKER: Operation[None] = Operation("UndrainBroker", OPERATE, routes=(
+    Http("DELETE", "/admin/v3/brokers/{broker}/drain", "It gets bundles again.", parts=_BROKER),
+))  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
     "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
 )

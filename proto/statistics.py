@@ -339,11 +339,14 @@ class SchemaTest:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: how many it has loaded, as it reports itself; None: it did not answer."""
+    """A registered broker. `topics`: how many it has loaded, as it reports itself; `bundles`: how many it owns, and
+    coordinators of transactions; None: it did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
     topics: int | None = None
+    bundles: int | None = None
+    draining: bool = False  # it gets no bundles, and gives away what it owns
 
 
 @dataclass(frozen=True, slots=True)

@@ -2053,14 +2053,18 @@ class CompactionStatusReply(_message.Message):
     def __init__(self, state: _Optional[str] = ..., step: _Optional[str] = ..., error: _Optional[str] = ..., looked_at: _Optional[int] = ..., to_look_at: _Optional[int] = ..., rounds: _Optional[int] = ..., ledger_id: _Optional[int] = ..., horizon: _Optional[_Union[Position, _Mapping]] = ..., messages: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., end_index: _Optional[int] = ..., compacted_ms: _Optional[int] = ..., due_bytes: _Optional[int] = ...) -> None: ...
 
 class BrokerStatus(_message.Message):
-    __slots__ = ("name", "endpoint", "topics")
+    __slots__ = ("name", "endpoint", "topics", "bundles", "draining")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     topics: int
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ...) -> None: ...
+    bundles: int
+    draining: bool
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ..., bundles: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class BrokersReply(_message.Message):
     __slots__ = ("brokers",)

@@ -48,8 +48,17 @@ from typing import TypeVar
 import msgspec
 
 from ...metadata import paths
-from ...metadata.records import BookieRecord, BrokerRecord, NamespaceRecord, OwnerRecord, Record, encode
-from ...metadata.store import ABSENT, Delete, MetadataStore, Put, commit_in_parts, find_readable, get_record
+from ...metadata.records import BookieRecord, BrokerRecord, DrainRecord, NamespaceRecord, OwnerRecord, Record, encode
+from ...metadata.store import (
+    ABSENT,
+    Delete,
+    MetadataStore,
+    Put,
+    commit_in_parts,
+    find_readable,
+    get_record,
+    update_record,
+)
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import run_to_end
@@ -57,7 +66,7 @@ from .bundles_core import bundle_name, bundle_number
 from .placement_core import LoadReport, Placement
 
 # -------------------------------------------------------------------------------------------------- cluster_view
-# The registered brokers and bookies, read on demand.
+# The registered brokers and bookies, and the orders to drain, read on demand.
 
 
 R = TypeVar("R", bound=Record)
@@ -69,6 +78,31 @@ async def list_brokers(store: MetadataStore) -> list[BrokerRecord]:
 
 async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
     return await _all(store, paths.BOOKIES, BookieRecord)
+
+
+async def list_drains(store: MetadataStore) -> list[DrainRecord]:
+    """Returns the orders to drain, also those of brokers that do not run."""
+    return await _all(store, paths.DRAINING, DrainRecord)
+
+
+async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
+    """Orders the broker to drain, until `cancel_drain`. Idempotent."""
+    order = DrainRecord(broker=broker.name, endpoint=broker.endpoint, since_ms=now_ms)
+    await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
+
+
+async def cancel_drain(store: MetadataStore, name: str) -> bool:
+    """Ends the order to drain for the broker; of one with a random name also the order that it got under an earlier
+    name. Returns False if there is none."""
+    running = {each.name: each for each in await list_brokers(store)}
+    endpoint = running[name].endpoint if name in running else ""
+    ended = [
+        each.broker for each in await list_drains(store)
+        if each.broker == name or (endpoint and each.endpoint == endpoint and each.broker not in running)
+    ]  # fmt: skip
+    for broker in ended:
+        await store.commit([Delete(paths.draining(broker))])
+    return bool(ended)
 
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:

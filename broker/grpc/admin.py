@@ -399,11 +399,13 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
 
     # ------------------------------------------------------------------ the cluster
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
-        broker = self._broker
-        return [
-            values.BrokerInfo(each.name, each.endpoint, len(broker.loaded) if each.name == broker.name else 0)
-            for each in await broker.list_brokers()
-        ]
+        return await self._administration.list_brokers()
+
+    async def drain_broker(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.drain_broker(request.name)
+
+    async def undrain_broker(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.undrain_broker(request.name)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [

@@ -40,7 +40,7 @@ from ..access.authorizer import Authorizer, Grants
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
-from ..cluster.ownership import Ownership, list_bookies, list_brokers
+from ..cluster.ownership import Ownership, list_bookies, list_brokers, list_drains
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig
@@ -84,6 +84,10 @@ SKIP_TRIES = 5
 """Attempts of a call that skips lost entries: it fails if a load that had begun before, or another broker, changes the
 topic's list of ledgers."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
+
+
+def _served_by(name: TopicName, owner: BrokerRecord) -> NotOwner:
+    return NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
 
 class _OwnershipSession:
@@ -165,6 +169,8 @@ class TopicManager:
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = Surveyor(world.clock, lambda: self.loaded.values())
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
+        self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
+        self._ordered_to_drain = False
         self._session: _OwnershipSession | None = None
         self.access = Authorizer(
             world.clock, lambda name: self._open().grants.get_rights(name),
@@ -188,8 +194,11 @@ class TopicManager:
         """Begins an ownership session: registers the broker with its addresses. After that clients find this broker,
         and it can own topics."""
         self.endpoint = endpoint
+        self._moved.clear()
+        self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
         me = BrokerRecord(
-            name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group
+            name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group,
+            draining=self._ordered_to_drain,
         )  # fmt: skip
         changed = (self._policies_changed, self.access.on_grants_changed, self._existing, self._elsewhere)
         halves = HalfPublisher(self.internal_producer, self.world.clock)
@@ -219,6 +228,11 @@ class TopicManager:
     def bytes_in_flight(self) -> int:
         """Bytes of entries in flight to bookies."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
+
+    @property
+    def owned_count(self) -> int:
+        """Returns the number of bundles, and coordinators of transactions, that this broker owns."""
+        return len(self._session.ownership.owned_paths) if self._session is not None else 0
 
     @property
     def has_session(self) -> bool:
@@ -295,10 +309,34 @@ class TopicManager:
                 try:
                     await self._move(session, path)
                 except MagnetarError as error:
-                    _LOG.warning("%s is not given away: %s", path, error)
+                    if self._throttle.should_log(error):
+                        _LOG.warning("%s is not given away: %s", path, error)
 
         await run_together([move(path) for path in ownership.owned_paths], "drain")
         return len(ownership.owned_paths)
+
+    async def follow_orders(self) -> None:
+        """Drains as long as an operator has ordered it; also after a restart. What it could not give away before it
+        tries again."""
+        session = self._session
+        if session is None or not session.settled:
+            return
+        if await self._is_ordered_to_drain(session.metadata):
+            if not self._ordered_to_drain:
+                _LOG.info("ordered to drain: bundles are given to other brokers until 'magnetar brokers undrain'")
+            self._ordered_to_drain = True
+            await self.drain()
+        elif self._ordered_to_drain:
+            await self.end_drain()
+            self._ordered_to_drain = False
+            _LOG.info("not ordered to drain any more: this broker gets bundles again")
+
+    async def _is_ordered_to_drain(self, metadata: MetadataStore) -> bool:
+        is_named = bool(self.config.name)
+        return any(
+            each.broker == self.name or (not is_named and each.endpoint == self.endpoint)
+            for each in await list_drains(metadata)
+        )
 
     async def can_move(self) -> bool:
         """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
@@ -310,6 +348,7 @@ class TopicManager:
     async def end_drain(self) -> None:
         """Registers this broker as one that gets bundles again."""
         await self._open().ownership.set_draining(False)
+        self._moved.clear()
 
     async def _move(self, session: _OwnershipSession, path: str) -> None:
         heir = await session.ownership.choose_heir(path, others=True)
@@ -321,6 +360,8 @@ class TopicManager:
 
         async def unload() -> None:
             going.extend(topic for topic in self.loaded.values() if topic.owned is is_of_bundle)
+            for topic in going:
+                topic.moves_to, self._moved[topic.name.full] = heir.endpoint, heir
             for start in range(0, len(going), AT_ONCE):
                 await run_together([
                     self._unload(topic, NotOwner(f"topic {topic.name} moves to {heir.endpoint}", owner=heir.endpoint))
@@ -377,8 +418,11 @@ class TopicManager:
 
     async def find_owner(self, name: TopicName) -> BrokerRecord:
         """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
-        Unavailable while this broker has no metadata session, unless the topic is loaded here."""
+        Unavailable while this broker has no metadata session, unless the topic is loaded here, or was given away before
+        this broker closed."""
         self.lookups += 1
+        if self._session is None and (heir := self._moved.get(name.full)) is not None:
+            return heir
         session, here = self._open(), self.loaded.get(name.full)
         if here is not None and (here.owned() or not session.settled):
             return session.ownership.me
@@ -399,6 +443,10 @@ class TopicManager:
 
     async def list_brokers(self) -> list[BrokerRecord]:
         return await list_brokers(self._open().metadata)
+
+    @property
+    def metadata(self) -> MetadataStore:
+        return self._open().metadata
 
     async def list_bookies(self) -> list[BookieRecord]:
         return await list_bookies(self._open().metadata)
@@ -425,6 +473,8 @@ class TopicManager:
         found = self.loaded.get(name.full)
         if found is not None:
             return found
+        if self._session is None and (heir := self._moved.get(name.full)) is not None:
+            raise _served_by(name, heir)
         session = self._open()
         if publishes:
             self._turns.prioritize_topic(name.full)
@@ -444,7 +494,7 @@ class TopicManager:
         if not ownership.is_owned(path):
             owner = await ownership.find_owner(name, namespace, opens=True)
             if owner.name != self.name:
-                raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+                raise _served_by(name, owner)
         topic = Topic(
             self.world, session.ledgers, self.config, name, await session.policies.get_applied(name),
             session.storage if name.persistent else NonPersistentStorage(self.world, self.config), rates=self._rates,
@@ -461,6 +511,10 @@ class TopicManager:
             raise
         if self._session is not session or not topic.owned():
             await topic.close()
+            if self._session is session and session.settled:  # if it moves: once the next owner is decided
+                owner = await ownership.find_owner(name, namespace)
+                if owner.name != self.name:
+                    raise _served_by(name, owner)
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
         self.load_seconds.observe(self.world.clock.monotonic() - begun_s)

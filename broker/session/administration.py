@@ -24,10 +24,11 @@ from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, Magnetar
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
-from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
+from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import request_of, value_of
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import bundle_name_of
+from ..cluster.ownership import cancel_drain, order_drain
 from ..common.config import FIXED, resolve_policies, to_policies
 from ..common.refusals import check_incarnation
 from ..common.token_bucket import TimeSlices
@@ -116,6 +117,30 @@ class Administration:
 
     async def _other_brokers(self) -> list[BrokerRecord]:
         return [each for each in await self._broker.list_brokers() if each.name != self._broker.name]
+
+    # ------------------------------------------------------------------ brokers
+    async def list_brokers(self) -> list[BrokerInfo]:
+        """Returns the registered brokers; how much one has only of this one."""
+        broker, found = self._broker, list[BrokerInfo]()
+        for each in await broker.list_brokers():
+            counts = (len(broker.loaded), broker.owned_count) if each.name == broker.name else (0, 0)
+            found.append(BrokerInfo(each.name, each.endpoint, *counts, draining=each.draining))
+        return found
+
+    async def drain_broker(self, name: str) -> None:
+        """Orders a registered broker to drain. Raises NotFound if there is none of that name."""
+        found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
+        if found is None:
+            raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
+        await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
+
+    async def undrain_broker(self, name: str) -> None:
+        """Ends the order to drain for a broker, which need not run. Raises NotFound if there is neither an order nor a
+        registered broker of that name."""
+        if await cancel_drain(self._broker.metadata, name):
+            return
+        if all(each.name != name for each in await self._broker.list_brokers()):
+            raise NotFound(f"no broker {name!r} is registered, and none of that name is to drain")
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:

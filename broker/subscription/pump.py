@@ -239,7 +239,7 @@ class Pump:
         self._log = subscription.log
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.rates: tuple[RateLimit, ...] = (RateLimit(),)  # its own first, then the topic's and the broker's
-        self.is_moving = False  # a seek is not durable yet
+        self.is_moving = False  # nothing is delivered: a seek is not durable yet, or the topic closes
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()

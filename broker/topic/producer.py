@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ...proto.entry import parse_checked_head, sequence_id_of
-from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
+from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotOwner
 from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
 from ...runtime.access import LOCAL, Principal
@@ -311,8 +311,10 @@ class Producer:
         return False
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
-        """Answers an entry that was not given to the log. `error` None: it is a duplicate."""
-        if self.close_error is not None:
+        """Answers an entry that was not given to the log. `error` None: it is a duplicate. Says nothing of an entry
+        that came too late because the topic closes: the close of the producer follows and names the next owner, and the
+        client sends there what has no answer. A refusal would have it look the topic up, after a pause."""
+        if self.close_error is not None or (isinstance(error, NotOwner) and self._topic.is_ended):
             return
         if error is None:
             self._outlet.on_duplicate(sequence_id)

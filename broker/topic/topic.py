@@ -64,6 +64,7 @@ class Topic:
         "is_going",
         "log",
         "maintenance",
+        "moves_to",
         "name",
         "owned",
         "parts",
@@ -93,6 +94,7 @@ class Topic:
         self._on_lost, self._settled = on_lost, settled
         self._deleting: asyncio.Lock | None = None
         self._ended = self.is_going = False  # it takes nothing any more; it is being deleted
+        self.moves_to = ""  # the endpoint of the broker that gets it, once that is decided
         self._publish_rate, self._dispatch_rate = RateLimit(), RateLimit()
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
@@ -349,7 +351,10 @@ class Topic:
         """Raises NotOwner if the topic has ended at this broker, because its state may be outdated, and a caller would
         get no more of it."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
-            raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
+            next_owner = {"owner": self.moves_to} if self.moves_to else {}
+            raise NotOwner(
+                f"topic {self.name} is not served here any more; look it up again", topic=self.name, **next_owner
+            )
 
     def check_end_reached(self) -> None:
         """Must be called before a client gets the answer that it has reached the end of the topic. Raises NotOwner if
@@ -394,11 +399,14 @@ class Topic:
             self._ended = True
             for part in self.parts:
                 part.stop()
+            for subscription in self.subscriptions.values():
+                subscription.pump.is_moving = True  # what is delivered now could not be acknowledged in time
             try:
                 await self.log.close()
             except MagnetarError as failure:
                 _LOG.warning("%s: not closed in order: %s", self.name, failure)
-            self._disconnect(error)
+            finally:
+                self._disconnect(error)  # whatever happened: publishes since are answered by it alone
         await self._close_subscriptions()
 
     async def _close_subscriptions(self) -> None:

@@ -1,8 +1,9 @@
-"""`magnetar brokers …` and `magnetar bookies …`: who is there."""
+"""`magnetar brokers …` and `magnetar bookies …`: who is there, and who is to give away what it owns."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -13,14 +14,19 @@ from click import option
 from ..common.exits import NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, verb
+from ..common.units import FiniteNumber
 from ..storage.admin_port import watching_operator
 
 if TYPE_CHECKING:
-    from ...proto.statistics import SubscriptionStats
+    from ...proto.statistics import BrokerInfo, SubscriptionStats
 
 brokers = LazyGroup(
     "brokers",
-    {"list": LazyCommand(".admin.cluster", "list_brokers", "Brokers and how many topics they own.")},
+    {
+        "list": LazyCommand(".admin.cluster", "list_brokers", "Brokers, and how many topics and bundles they own."),
+        "drain": LazyCommand(".admin.cluster", "drain", "Let one give what it owns to others, and get nothing."),
+        "undrain": LazyCommand(".admin.cluster", "undrain", "Let one get bundles again."),
+    },
     help="Brokers of the cluster.\n\nExample: magnetar brokers list",
 )
 bookies = LazyGroup(
@@ -54,12 +60,73 @@ bookies = LazyGroup(
 
 @verb(name="list", watched=True)
 def list_brokers(session: Session) -> None:
-    """Brokers and how many topics each owns; - when it does not answer.
+    """Brokers, how many topics and bundles each owns (- when it does not answer), and whether it drains.
 
     Example: magnetar brokers list -o json
     """
     rows = [asdict(broker) for broker in session.admin.brokers()]
-    session.out.print_rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
+    session.out.print_rows(rows, ("name", "endpoint", "topics", "bundles", "draining"), empty="no brokers")
+
+
+DRAIN_LOOK_S = 0.5
+"""Seconds between two questions for what a broker still owns."""
+
+
+@verb(
+    option("--wait", is_flag=True, help="Until it owns nothing any more, and show what is left."),
+    option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds."),
+)
+def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> None:
+    """Let a broker give what it owns to the other brokers of its group, and get nothing, until it is undrained.
+
+    It begins within two seconds. Its clients are told where to go. The order outlives a restart of the broker. Without
+    another broker in the group it keeps all. Ctrl-C ends the waiting, not the drain. BROKER is its name.
+
+    \b
+    Examples:
+      magnetar brokers drain broker-1 --wait
+      magnetar brokers drain broker-1 --wait --wait-s 60
+    """
+    from ...runtime.clock import SystemClock
+
+    session.admin.drain_broker(broker)
+    if not wait:
+        session.out.print_done(f"broker {broker} drains: 'magnetar brokers list' shows what is left", broker=broker)
+        return
+    now = SystemClock().monotonic
+    end_s, told = None if wait_s is None else now() + wait_s, ""
+    while (found := _find_broker(session, broker)) is not None:
+        if found.draining and found.bundles == 0 and found.topics == 0:
+            break
+        left = f"{_say_left(found)} left"
+        if left != told and not session.out.structured:
+            click.echo(left, err=True)
+            told = left
+        if end_s is not None and now() >= end_s:
+            raise Failure(f"broker {broker} has {left} after {wait_s:g} s; it goes on giving them away")
+        time.sleep(DRAIN_LOOK_S)
+    session.out.print_done(f"broker {broker} owns nothing any more", broker=broker, bundles=0, topics=0)
+
+
+def _find_broker(session: Session, name: str) -> BrokerInfo | None:
+    """Returns the broker; None if it is not registered any more."""
+    return next((each for each in session.admin.brokers() if each.name == name), None)
+
+
+def _say_left(broker: BrokerInfo) -> str:
+    if broker.bundles is None or broker.topics is None:
+        return "an unknown number of bundles"
+    return f"{broker.bundles} bundles and {broker.topics} topics"
+
+
+@verb()
+def undrain(session: Session, broker: str) -> None:
+    """Let a broker get bundles again. What it gave away stays where it is.
+
+    Example: magnetar brokers undrain broker-1
+    """
+    session.admin.undrain_broker(broker)
+    session.out.print_done(f"broker {broker} gets bundles again", broker=broker)
 
 
 @click.command("list")

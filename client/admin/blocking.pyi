@@ -60,8 +60,8 @@ class Admin(ClosedAfterWith):
         """Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone."""
 
     def brokers(self) -> list[values.BrokerInfo]:
-        """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
-        within 5 s.
+        """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
+        did not answer within 5 s.
         """
 
     def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
@@ -135,6 +135,11 @@ class Admin(ClosedAfterWith):
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
         """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
         its outcome. For a topic that cannot store the outcome any more. Raises NotFound.
+        """
+
+    def drain_broker(self, name: str) -> None:
+        """Lets a broker give what it owns to the other brokers of its group, and get nothing, until `undrain_broker`,
+        also after a restart. It begins within some seconds; `brokers()` shows what is left. Raises NotFound.
         """
 
     def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
@@ -402,6 +407,9 @@ class Admin(ClosedAfterWith):
 
     def truncate_topic(self, topic: str) -> None:
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
+
+    def undrain_broker(self, name: str) -> None:
+        """Lets a broker get bundles again. Nothing comes back by itself. Raises NotFound."""
 
     def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.

@@ -114,8 +114,8 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""
 
     async def brokers(self) -> list[values.BrokerInfo]:
-        """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
-        within 5 s.
+        """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
+        did not answer within 5 s.
         """
 
     async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
@@ -146,6 +146,11 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def delete_tenant(self, name: str) -> None:
         """Deletes a tenant. Raises Busy if it has namespaces."""
+
+    async def drain_broker(self, name: str) -> None:
+        """Lets a broker give what it owns to the other brokers of its group, and get nothing, until `undrain_broker`,
+        also after a restart. It begins within some seconds; `brokers()` shows what is left. Raises NotFound.
+        """
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
         """Returns the orphaned ledgers. With `remove` they are fenced and deleted now, as brokers do every hour. With
@@ -235,6 +240,9 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def topic_properties(self, topic: str) -> dict[str, str]:
         """Returns the properties of a topic; a partition has those of its topic. None are inherited."""
+
+    async def undrain_broker(self, name: str) -> None:
+        """Lets a broker get bundles again. Nothing comes back by itself. Raises NotFound."""
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.

@@ -188,8 +188,8 @@ async def remove_topic_properties(self: Caller, topic: str, *keys: str) -> None:
 
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: Caller) -> list[values.BrokerInfo]:
-    """Returns the registered brokers, each with its number of loaded topics; None if the broker did not answer
-    within 5 s."""
+    """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
+    did not answer within 5 s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -199,8 +199,19 @@ async def _broker(self: Caller, listed: values.BrokerInfo) -> values.BrokerInfo:
             found = await self._transport.call(op.LIST_BROKERS, {}, at=listed.endpoint)
     except (MagnetarError, TimeoutError):
         found = ()
-    own = next((each.topics for each in found if each.endpoint == listed.endpoint), None)
-    return values.BrokerInfo(listed.name, listed.endpoint, own)
+    own = next((each for each in found if each.endpoint == listed.endpoint), None)
+    return own or values.BrokerInfo(listed.name, listed.endpoint, draining=listed.draining)
+
+
+async def drain_broker(self: Caller, name: str) -> None:
+    """Lets a broker give what it owns to the other brokers of its group, and get nothing, until `undrain_broker`,
+    also after a restart. It begins within some seconds; `brokers()` shows what is left. Raises NotFound."""
+    await self._call(op.DRAIN_BROKER, name=name)
+
+
+async def undrain_broker(self: Caller, name: str) -> None:
+    """Lets a broker get bundles again. Nothing comes back by itself. Raises NotFound."""
+    await self._call(op.UNDRAIN_BROKER, name=name)
 
 
 async def find_orphans(self: Caller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:

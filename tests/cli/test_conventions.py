@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -332,6 +333,31 @@ def test_brokers_list_counts_the_topics_of_all_brokers(tmp_path: Path) -> None:
             rows = json.loads(run_here("brokers", "list", "-o", "json", "--url", at).out)
             assert sum(row["topics"] for row in rows) == 12, rows
             assert all(row["topics"] for row in rows), "each of the two has some"
+
+
+def test_a_broker_is_drained_until_nothing_is_left_and_gets_bundles_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, bookies=3, brokers=2) as cluster:
+        at = ("--url", f"magnetar://{cluster.brokers[1].address}")
+        for n in range(12):
+            assert run_here("produce", f"t{n}", "-m", "x", *at).code == 0
+
+        def listed() -> dict[str, Any]:
+            return {row["endpoint"]: row for row in json.loads(run_here("brokers", "list", "-o", "json", *at).out)}
+
+        name = listed()[cluster.brokers[0].address]["name"]
+        other = listed()[cluster.brokers[1].address]["name"]
+        done = run_here("brokers", "drain", name, "--wait", *at)
+        assert (done.code, done.out) == (0, f"broker {name} owns nothing any more\n"), done.err
+        assert "bundles and " in done.err
+        row = listed()[cluster.brokers[0].address]
+        assert (row["topics"], row["bundles"], row["draining"]) == (0, 0, True)
+        stays = run_here("brokers", "drain", other, "--wait", "--wait-s", "0", *at)
+        assert stays.code == 1
+        assert f"broker {other} has " in stays.err, "there is nobody to take them"
+        for each in (name, other):
+            assert run_here("brokers", "undrain", each, *at).out == f"broker {each} gets bundles again\n"
+        for n in range(12):
+            assert run_here("consume", f"t{n}", "-s", "s", "-n", "1", *at).out == "x\n"
 
 
 def test_the_groups_are_lazy_groups() -> None:

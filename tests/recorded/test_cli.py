@@ -175,6 +175,8 @@ spark queries
 spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
+brokers drain none
+brokers undrain none
 transactions list -o json
 transactions list -c {coordinator} -o json
 transactions list -c 99

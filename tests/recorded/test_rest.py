@@ -59,6 +59,8 @@ DELETE {BK}/configuration/message_ttl_s
 DELETE {BK}/configuration/subscription_types
 DELETE {BK}/configuration/listen
 GET {BK}/internal-configuration
+PUT /admin/v3/brokers/none/drain
+DELETE /admin/v3/brokers/none/drain
 GET /admin/v2/bookies/all
 GET /admin/v2/bookies/racks-info
 GET /admin/v2/bookies/racks-info/none

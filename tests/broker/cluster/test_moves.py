@@ -6,17 +6,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import magnetar.asyncio as magnetar
+from magnetar.admin import AdminClient
+from magnetar.broker import server
 from magnetar.broker.server import Broker
+from magnetar.broker.topic.topic import Topic
 from magnetar.metadata.records import OwnerRecord
 from magnetar.metadata.store import get_record
-from magnetar.proto.errors import ConnectionLost, MagnetarError, NotOwner
+from magnetar.proto.errors import ConnectionLost, MagnetarError, NotFound, NotOwner, Unavailable
 from magnetar.proto.names import TopicName
+from magnetar.proto.statistics import BrokerInfo
 from magnetar.runtime.network import Endpoint
 from tests.broker.pulsar.raw import Raw
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
@@ -64,6 +69,82 @@ async def test_a_drained_broker_names_the_next_one_to_its_clients_and_gets_nothi
             name = TopicName.parse(f"persistent://public/default/n{number}")
             assert (await first.topic_manager.find_owner(name)).name == "second"
         await first.topic_manager.end_drain()
+
+
+async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_names_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        first, second = await two(running)
+        producer = await TestProducer(running.world, first, TOPIC).opened()
+        consumer = await TestConsumer(running.world, first, TOPIC, permits=1, initial_position=EARLIEST).ready()
+        before = await consumer.receive()
+        await producer.send(b"next")
+        topic = first.topics[TOPIC]
+        log: Any = topic.log
+        closed, may_close, real_close = asyncio.Event(), asyncio.Event(), log.close
+
+        async def close() -> None:
+            await real_close()
+            closed.set()
+            await may_close.wait()
+
+        monkeypatch.setattr(log, "close", close)
+        draining = asyncio.create_task(first.topic_manager.drain())
+        await closed.wait()
+        producer.publish(b"too late")
+        consumer.permits(1)
+        await consumer.ack(before)
+        assert await producer.quiet(), "a refusal would have the client wait, and look the topic up"
+        assert await consumer.quiet(), "what is delivered now could not be acknowledged in time"
+        with pytest.raises(NotOwner) as told:
+            topic.check_open()
+        assert told.value.fields["owner"] == str(second.endpoint)
+        may_close.set()
+        assert await draining == 0
+        with pytest.raises(NotOwner) as told:
+            await producer.next("failed")
+        assert told.value.fields["owner"] == str(second.endpoint)
+        again = await TestConsumer(running.world, second, TOPIC).ready()
+        assert await again.receive_payloads(1) == [b"next"]
+        assert await again.quiet(), "what was acknowledged until the cursor was stored is not delivered again"
+
+
+async def test_who_opens_a_topic_that_moves_meanwhile_is_told_its_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        first, second = await two(running)
+        await first.topic_manager.unload_topic(TopicName.parse(TOPIC))
+        opening, may_open, real_open = asyncio.Event(), asyncio.Event(), Topic.open
+
+        async def wait_and_open(topic: Topic, *create: Any) -> None:
+            opening.set()
+            await may_open.wait()
+            await real_open(topic, *create)
+
+        monkeypatch.setattr(Topic, "open", wait_and_open)
+        producer = TestProducer(running.world, first, TOPIC)
+        await opening.wait()
+        assert await first.topic_manager.drain() == 0
+        may_open.set()
+        with pytest.raises(NotOwner) as told:
+            await producer.opened()
+        assert told.value.fields["owner"] == str(second.endpoint)
+
+
+async def test_a_broker_that_has_stopped_still_names_the_next_owner(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        first, second = await two(running)
+        name, manager = TopicName.parse(TOPIC), first.topic_manager
+        assert await manager.drain() == 0
+        await manager.close()  # its streams are open still
+        assert (await manager.find_owner(name)).endpoint == str(second.endpoint)
+        with pytest.raises(NotOwner) as told:
+            await TestProducer(running.world, first, TOPIC).opened()
+        assert told.value.fields["owner"] == str(second.endpoint)
+        with pytest.raises(Unavailable):
+            await manager.find_owner(TopicName.parse("persistent://public/default/other"))
 
 
 async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(tmp_path: Path) -> None:
@@ -119,9 +200,73 @@ async def test_a_program_publishes_and_consumes_over_moves_without_an_error_and_
             assert moves >= 2
             once = list(dict.fromkeys(received))  # acks on their way to the former owner are lost: delivered again
             assert once == [b"%d" % number for number in range(sent)] + [b"end"]
-            print(f"{moves} moves, {sent} messages, the longest gap {1000 * max(gaps):.0f} ms")
+            gap_ms, again = 1000 * max(gaps), len(received) - len(once)
+            print(f"{moves} moves, {sent} messages, the longest gap {gap_ms:.0f} ms, {again} delivered again")
         finally:
             await client.close()
+
+
+async def told_of(running: Cluster, asked: Broker, name: str, wanted: Callable[[BrokerInfo], bool]) -> BrokerInfo:
+    """What brokers say of the one of that name, once it is as wanted."""
+    async with AdminClient(f"magnetar://{asked.endpoint}") as admin, asyncio.timeout(20):
+        while True:
+            found = {each.name: each for each in await admin.brokers()}
+            if name in found and wanted(found[name]):
+                return found[name]
+            await asyncio.sleep(0.02)
+
+
+async def test_an_order_to_drain_holds_over_a_restart_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
+    async with cluster(tmp_path, brokers=0) as running:
+        first, second = await two(running)
+        async with AdminClient(f"magnetar://{second.endpoint}") as admin:
+            with pytest.raises(NotFound):
+                await admin.drain_broker("third")
+            with pytest.raises(NotFound):
+                await admin.undrain_broker("third")
+            assert not any(each.draining for each in await admin.brokers())
+            await admin.drain_broker("first")
+            await admin.drain_broker("first")
+            left = await told_of(running, second, "first", lambda found: found.draining and not found.bundles)
+            assert (left.bundles, left.topics) == (0, 0)
+            await (await TestProducer(running.world, second, TOPIC, name="q").opened()).send(b"there")
+            await first.close()
+            first = await running.add_broker(name="first", share_group="all")
+            assert first.topic_manager.own_record is not None
+            assert first.topic_manager.own_record.draining, "from its first moment"
+            for number in range(8):
+                name = TopicName.parse(f"persistent://public/default/n{number}")
+                assert (await first.topic_manager.find_owner(name)).name == "second"
+            await admin.undrain_broker("first")
+            await admin.undrain_broker("first")
+            await told_of(running, second, "first", lambda found: not found.draining)
+            assert await second.topic_manager.drain() == 0
+            assert (await first.topic_manager.find_owner(TopicName.parse(TOPIC))).name == "first"
+
+
+async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ORDERS_LOOK_S", 0.05)
+    async with cluster(tmp_path, brokers=0) as running:
+        one = await running.add_broker(share_group="all")
+        two = await running.add_broker(share_group="all")
+        async with AdminClient(f"magnetar://{two.endpoint}") as admin:
+            await admin.drain_broker(one.name)
+            await told_of(running, two, one.name, lambda found: found.draining)
+            listen = one.endpoint
+            await one.close()
+            named = await running.add_broker(name="named", share_group="all", listen=listen)
+            assert not any(each.draining for each in await admin.brokers()), "one with a name of its own is another"
+            await named.close()
+            again = await running.add_broker(share_group="all", listen=listen)
+            assert again.name != one.name
+            await told_of(running, two, again.name, lambda found: found.draining)
+            await admin.undrain_broker(again.name)
+            await told_of(running, two, again.name, lambda found: not found.draining)
 
 
 async def vanish(running: Cluster, broker: Broker) -> None:
