@@ -473,12 +473,16 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
     The record is written in the new format, so that an older bookie does not start any more. A process that registers
     while this runs may be missed; it was told then, by what it reads, that it is too old.
     """
-    older = []
-    for folder, cls, what in ((paths.BROKERS, BrokerRecord, "broker"), (paths.BOOKIES, BookieRecord, "bookie")):
-        for name in await store.children(folder):
-            registered = await get_record(store, f"{folder}/{name}", cls)
-            if registered is not None and registered[0].format < CLUSTER_FORMAT:
-                older.append(f"{what} {name} ({registered[0].version or 'of a version that does not say it'})")
+    unsaid = "of a version that does not say it"
+    older: list[str] = []
+    for name in await store.children(paths.BROKERS):
+        broker = await get_record(store, f"{paths.BROKERS}/{name}", BrokerRecord)
+        if broker is not None and broker[0].format < CLUSTER_FORMAT:
+            older.append(f"broker {name} ({broker[0].version or unsaid})")
+    for name in await store.children(paths.BOOKIES):
+        bookie = await get_record(store, f"{paths.BOOKIES}/{name}", BookieRecord)
+        if bookie is not None and bookie[0].format < CLUSTER_FORMAT:
+            older.append(f"bookie {name} ({bookie[0].version or unsaid})")
     before = await read_cluster_format(store)
     if older or dry_run or before >= CLUSTER_FORMAT:
         return before, before, older
