@@ -35,9 +35,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from ..metadata import paths
-from ..metadata.records import LedgerRecord
+from ..metadata.records import LedgerRecord, written_format
 from ..metadata.store import MetadataStore, get_record
 from ..proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized, Unavailable
+from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
 from ..runtime.tasks import Tasks
@@ -133,6 +134,8 @@ class BookieAdmin:
         facts, refused = store.descriptors, self._collector.refused
         return {
             "bookie": self._bookie_id,
+            "version": PRODUCT,
+            "clusterFormat": written_format(),
             "disk": self._upkeep.state.value,
             "readOnly": self._upkeep.state.is_read_only,
             "totalBytes": total,

@@ -21,6 +21,7 @@ import msgspec
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
+from ..proto.versions import PRODUCT
 from ..runtime.access import Principal
 from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.metrics import Histogram
@@ -357,6 +358,7 @@ class Bookie:
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.is_read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.limbo_upto >= 0,
             fenced_upto=self._store.descriptors.fenced_upto, process=self._process, key=self._serving.key,
+            version=PRODUCT, format=records.CLUSTER_FORMAT,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ upkeep

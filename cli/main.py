@@ -37,6 +37,7 @@ COMMANDS = {
     "schemas": LazyCommand(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
     "spark": LazyCommand(".admin.cluster", "spark", "Spark's streaming queries that hold data: queries, forget."),
     "brokers": LazyCommand(".admin.cluster", "brokers", "Brokers of the cluster."),
+    "cluster": LazyCommand(".admin.cluster", "cluster", "The cluster: finish an upgrade."),
     "bookies": LazyCommand(".admin.cluster", "bookies", "Bookies of the cluster."),
     "ledgers": LazyCommand(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
     "repair": LazyCommand(

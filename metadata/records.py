@@ -5,7 +5,7 @@
 
 The path is in the checksum: a record that a damaged file shows at another path is damaged there. Version 1, which an
 older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PLACES`) is read at that
-owner's path only, in both versions.
+owner's path only, in both versions. Which of the two `encode` writes is the format of the cluster (`writes`).
 
 A reader refuses another magic, an unknown version, another kind, another owner, or a checksum that does not match
 (DamagedRecord, with the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing
@@ -15,6 +15,7 @@ ones have their defaults. Example: `encode(CounterRecord(next=7), "/ids/ledger")
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -22,9 +23,9 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from ..proto.checksum import crc32c
-from ..proto.errors import DataLost
+from ..proto.errors import DataLost, NewerFormat
 from ..proto.policies import Policies
-from ..proto.versions import METADATA_RECORD, newer_format_text
+from ..proto.versions import METADATA_RECORD, PRODUCT, newer_format_text
 from . import paths
 
 _HEAD = struct.Struct(">2sBBI")
@@ -32,6 +33,48 @@ MAGIC = b"MR"
 VERSION = METADATA_RECORD.version
 BODY_ALONE = 1
 """The version whose checksum does not cover the path."""
+
+CLUSTER_FORMAT = 2
+"""The format of the cluster that this Magnetar can write, besides the one before."""
+
+
+class Feature(enum.Enum):
+    """What only processes of a cluster format understand; the value is that format, and what it is."""
+
+    RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
+    SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
+    ASSIGNMENTS = (2, "owner records that another broker made for the owner (OwnerRecord.assigned_by)")
+
+
+class _Written:
+    """The format that this process writes, once `settle_format` was called."""
+
+    format = CLUSTER_FORMAT
+    settled = False
+
+
+def writes(feature: Feature) -> bool:
+    """Whether this process writes what older ones do not understand: not before `magnetar cluster finish-upgrade`."""
+    return _Written.format >= feature.value[0]
+
+
+def written_format() -> int:
+    """Returns the format of the cluster that this process writes."""
+    return _Written.format
+
+
+def settle_format(found: int) -> None:
+    """Sets the format that this process writes to that of its cluster; the first call counts, of the process's first
+    session. Raises NewerFormat if it is later than this Magnetar's.
+
+    A process that runs when the format is raised goes on writing the one before until its next start: all others read
+    both, and a value that it compares with one that it wrote is never of another version.
+    """
+    if found > CLUSTER_FORMAT:
+        text = f"the cluster has format {found}; Magnetar {PRODUCT} reads up to {CLUSTER_FORMAT}: upgrade this process"
+        raise NewerFormat(text, version=found, known=CLUSTER_FORMAT)
+    if not _Written.settled:
+        _Written.settled, _Written.format = True, found
 
 
 class DamagedRecord(DataLost, ValueError):
@@ -62,6 +105,7 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
 
     kind = 1
     instance: str  # random, made with the cluster; bookies' cookies repeat it
+    format: int = 1  # what its processes may write (`writes`); `magnetar cluster finish-upgrade` raises it
 
 
 class CounterRecord(Record, frozen=True, kw_only=True):
@@ -141,6 +185,8 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
     process: str = ""  # random, of the process: another value means that another process uses the same uuid
     key: str = ""  # public, of its peer service (runtime/peer/keys.py); empty: it speaks in clear
+    version: str = ""  # of its Magnetar
+    format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
@@ -163,6 +209,8 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     busy_percent: int = 0  # of one core, by its process, as it reported last
     bundles: int = 0  # that it owned then, coordinators of transactions too
     report: int = 0  # ascends with each report of one registration
+    version: str = ""  # of its Magnetar
+    format: int = 1  # the latest format of a cluster that it understands (CLUSTER_FORMAT)
 
 
 class DrainRecord(Record, frozen=True, kw_only=True):
@@ -491,9 +539,12 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
 """The only path at which a record of the class is read: that of the ledger, bookie or broker that it names."""
 
 
-def encode(record: Record, path: str) -> bytes:
-    """Returns the bytes of the node at `path`."""
+def encode(record: Record, path: str, *, cluster_format: int | None = None) -> bytes:
+    """Returns the bytes of the node at `path`, in the format that this process writes or in `cluster_format`."""
     body = msgspec.json.encode(record)
+    written = _Written.format if cluster_format is None else cluster_format
+    if written < Feature.RECORD_OF_PATH.value[0]:
+        return _HEAD.pack(MAGIC, BODY_ALONE, record.kind, crc32c(body)) + body
     return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
 
 

@@ -30,7 +30,18 @@ import msgspec
 
 from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
 from . import paths
-from .records import ClusterRecord, CounterRecord, DamagedRecord, Record, decode, encode
+from .records import (
+    CLUSTER_FORMAT,
+    BookieRecord,
+    BrokerRecord,
+    ClusterRecord,
+    CounterRecord,
+    DamagedRecord,
+    Record,
+    decode,
+    encode,
+    settle_format,
+)  # fmt: skip
 
 ABSENT = -1
 """Expected version: the node must not exist."""
@@ -436,9 +447,51 @@ async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRec
     """Returns the cluster's record; creates it, with a random instance id, if this is the first process."""
     instance = rng.randbytes(16).hex()
 
-    def once(cluster: ClusterRecord | None) -> ClusterRecord:
-        return cluster or ClusterRecord(instance=instance)
+    def once(cluster: ClusterRecord | None) -> ClusterRecord | None:
+        return ClusterRecord(instance=instance, format=CLUSTER_FORMAT) if cluster is None else None
 
     found = await update_record(store, paths.CLUSTER, ClusterRecord, once)
     assert found is not None
     return found[0]
+
+
+async def read_cluster_format(store: MetadataStore) -> int:
+    """Returns the format of the cluster: that of this Magnetar if no bookie has made the cluster so far."""
+    found = await get_record(store, paths.CLUSTER, ClusterRecord)
+    return CLUSTER_FORMAT if found is None else found[0].format
+
+
+async def settle_cluster_format(store: MetadataStore) -> None:
+    """Called by each process with its sessions, before it writes (metadata/records.py `settle_format`)."""
+    settle_format(await read_cluster_format(store))
+
+
+async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
+    """Raises the format of the cluster to that of this Magnetar, unless a registered broker or bookie is older. Returns
+    the format before and after, and the older processes. `dry_run`: nothing is written.
+
+    The record is written in the new format, so that an older bookie does not start any more. A process that registers
+    while this runs may be missed; it was told then, by what it reads, that it is too old.
+    """
+    unsaid = "of a version that does not say it"
+    older: list[str] = []
+    for name in await store.children(paths.BROKERS):
+        broker = await get_record(store, f"{paths.BROKERS}/{name}", BrokerRecord)
+        if broker is not None and broker[0].format < CLUSTER_FORMAT:
+            older.append(f"broker {name} ({broker[0].version or unsaid})")
+    for name in await store.children(paths.BOOKIES):
+        bookie = await get_record(store, f"{paths.BOOKIES}/{name}", BookieRecord)
+        if bookie is not None and bookie[0].format < CLUSTER_FORMAT:
+            older.append(f"bookie {name} ({bookie[0].version or unsaid})")
+    before = await read_cluster_format(store)
+    if older or dry_run or before >= CLUSTER_FORMAT:
+        return before, before, older
+
+    def raised(current: Versioned | None) -> bytes | None:
+        if current is None:
+            return None
+        record = msgspec.structs.replace(decode(current.value, ClusterRecord, paths.CLUSTER), format=CLUSTER_FORMAT)
+        return encode(record, paths.CLUSTER, cluster_format=CLUSTER_FORMAT)
+
+    await update(store, paths.CLUSTER, raised)
+    return before, CLUSTER_FORMAT, []

@@ -45,7 +45,7 @@ import msgspec
 from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
-from .records import Incarnation, IncarnationsRecord, encode
+from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
 from .store import ABSENT, Changed
 from .tree_core import Commit, CommitBatch, JobResult, Row, paths_of
 
@@ -300,7 +300,13 @@ class Tree:
         with _disk(self.path):
             rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
-        return encode(IncarnationsRecord(incarnations=tuple(found)), paths.INCARNATIONS)
+        node = self.get(paths.CLUSTER)
+        try:
+            written = None if node is None else decode(node.value, ClusterRecord, paths.CLUSTER).format
+        except DamagedRecord:
+            written = None  # bookies say so
+        record = IncarnationsRecord(incarnations=tuple(found))
+        return encode(record, paths.INCARNATIONS, cluster_format=written)
 
     def sessions(self) -> list[tuple[str, float]]:
         """Returns the durable sessions: (id, timeout in seconds)."""

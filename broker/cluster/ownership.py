@@ -48,7 +48,16 @@ from typing import TypeVar
 import msgspec
 
 from ...metadata import paths
-from ...metadata.records import BookieRecord, BrokerRecord, DrainRecord, NamespaceRecord, OwnerRecord, Record, encode
+from ...metadata.records import (
+    BookieRecord,
+    BrokerRecord,
+    DrainRecord,
+    Feature,
+    NamespaceRecord,
+    OwnerRecord,
+    Record,
+    encode,
+)
 from ...metadata.store import (
     ABSENT,
     Delete,
@@ -248,7 +257,9 @@ class Ownership:
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
             del group[self.me.name]
-        chosen = self._placement.choose_broker(path, [group[name] for name in sorted(group)], self._now())
+        needed = Feature.ASSIGNMENTS.value[0]  # an older broker would not take it
+        able = [group[name] for name in sorted(group) if group[name].format >= needed]
+        chosen = self._placement.choose_broker(path, able, self._now())
         return self.me if chosen is not None and chosen.name == self.me.name else chosen
 
     async def _write_owner(self, path: str, owner: BrokerRecord, version: int) -> bool:

@@ -26,11 +26,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
-from ...metadata.records import BookieRecord, BrokerRecord, LostRange
+from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, writes
 from ...metadata.session import ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
+from ...proto.versions import PRODUCT
 from ...runtime.budget import CallerMemory
 from ...runtime.memory_shares import machine_bytes
 from ...runtime.metrics import SECONDS, Histogram
@@ -199,6 +200,7 @@ class TopicManager:
         me = BrokerRecord(
             name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group,
             draining=self._ordered_to_drain,
+            version=PRODUCT, format=CLUSTER_FORMAT,
         )  # fmt: skip
         changed = (self._policies_changed, self.access.on_grants_changed, self._existing, self._elsewhere)
         halves = HalfPublisher(self.internal_producer, self.world.clock)
@@ -581,6 +583,8 @@ class TopicManager:
         after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if the
         list changes again and again."""
         session = self._open()
+        if not writes(Feature.SKIPPED_LOSSES):
+            raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
         return await run_to_end(self._skip_lost(session, name, only, force=force))
 
     async def _skip_lost(

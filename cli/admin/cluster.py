@@ -29,6 +29,15 @@ brokers = LazyGroup(
     },
     help="Brokers of the cluster.\n\nExample: magnetar brokers list",
 )
+cluster = LazyGroup(
+    "cluster",
+    {
+        "finish-upgrade": LazyCommand(
+            ".storage.identity", "finish_upgrade", "Let all processes write what this version can, for good."
+        ),
+    },
+    help="The cluster as a whole.\n\nExample: magnetar cluster finish-upgrade --dry-run",
+)
 bookies = LazyGroup(
     "bookies",
     {

@@ -35,7 +35,7 @@ OLD_S = 3600.0
 WORST = 5
 """Topics that `status` shows."""
 BROKER_COLUMNS = ("broker", "endpoint", "version", "up", "busy", "topics", "in", "out", "backlog", "connections")
-BOOKIE_COLUMNS = ("bookie", "endpoint", "state", "freePercent", "freeBytes")
+BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "freeBytes")
 TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
 SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
@@ -165,7 +165,8 @@ def _bookies(session: Session) -> list[dict[str, Any]]:
 
     known: dict[str, dict[str, Any]] = {
         each.id: {
-            "bookie": each.id, "endpoint": each.endpoint, "state": "read-only" if each.read_only else "writable",
+            "bookie": each.id, "endpoint": each.endpoint, "version": None,
+            "state": "read-only" if each.read_only else "writable",
             "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
         }
         for each in session.admin.bookies()
@@ -174,9 +175,10 @@ def _bookies(session: Session) -> list[dict[str, Any]]:
         for id_, found in ask_answering(session, "state").items():
             if id_ in known:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
+                known[id_]["version"] = found.get("version")  # an older bookie does not say it
         try:
             for each in ask_any_bookie(session, "bookies")["bookies"]:
-                nowhere = {"bookie": each["id"], "endpoint": None, "freeBytes": 0, "totalBytes": 0}
+                nowhere = {"bookie": each["id"], "endpoint": None, "version": None, "freeBytes": 0, "totalBytes": 0}
                 known.setdefault(each["id"], nowhere)["state"] = each["state"]
         except (MagnetarError, Failure):
             pass  # what is registered is shown

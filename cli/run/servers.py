@@ -370,7 +370,8 @@ async def connect(world: World, where: Address, wait_s: float, session_s: float)
         while True:
             try:
                 async with asyncio.timeout(deadline - world.clock.monotonic()):
-                    return await open_session(world, where, session_s)
+                    store = await open_session(world, where, session_s)
+                    return await _settled(store)
             except Unavailable as error:
                 if world.clock.monotonic() >= deadline:
                     raise _no_metadata(where, error.message) from error
@@ -379,6 +380,17 @@ async def connect(world: World, where: Address, wait_s: float, session_s: float)
             await asyncio.sleep(min(0.2, max(0.0, deadline - world.clock.monotonic())))
     finally:
         notice.cancel()
+
+
+async def _settled(store: MetadataStore) -> MetadataStore:
+    from ...metadata.store import settle_cluster_format
+
+    try:
+        await settle_cluster_format(store)
+    except BaseException:
+        await store.close()
+        raise
+    return store
 
 
 async def disconnect(store: MetadataStore) -> None:

@@ -205,6 +205,7 @@ async def run(world: World, given: StandaloneOptions) -> None:
 async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
+    from ...metadata.store import settle_cluster_format
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InProcessNetwork
     from .metrics import MeasuredParts, RepeatedPage, make_bookkeeper_names, wants_pulsar_names
@@ -219,6 +220,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
+        await settle_cluster_format(store.new_session())
         numbers = range(1, count + 1)
         started = [await start_bookie(parts, world, given, number, plan, store.new_session()) for number in numbers]
         asking = with_authentication(world, security)

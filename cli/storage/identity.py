@@ -76,11 +76,14 @@ async def metadata_at(where: MetadataAccess, data: str | None) -> AsyncIterator[
         return
     from ...bookie.store.identity import lock_directory
     from ...metadata.sqlite import SqliteStore
+    from ...metadata.store import settle_cluster_format
 
     with contextlib.closing(lock_directory(world.files, data)):
         tree = await SqliteStore.open(world, str(Path(data) / "metadata.sqlite"))
         try:
-            yield tree.new_session()
+            session = tree.new_session()
+            await settle_cluster_format(session)
+            yield session
         finally:
             await tree.close()
 
@@ -238,3 +241,34 @@ def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output
         mapping.pop(bookie, None)
 
     _racks_change(metadata_, data, output, forget)
+
+
+# ------------------------------------------------------------------------------------------------------ upgrade
+# `magnetar cluster finish-upgrade`: raises the format of the cluster, after which older processes do not start.
+
+
+@click.command("finish-upgrade")
+@click.option("--dry-run", is_flag=True, help="Only look whether it could be finished.")
+@with_metadata
+def finish_upgrade(metadata_: MetadataAccess, data: str | None, output: str, dry_run: bool) -> None:
+    """Let all processes write what this Magnetar can: no older one starts after that.
+
+    Refused while a registered broker or bookie is older. A process writes it from its next start on. Clients and the
+    metadata service are not registered: upgrade the metadata service before.
+
+    \b
+    Examples:
+      magnetar cluster finish-upgrade --dry-run
+      magnetar cluster finish-upgrade
+    """
+    from ...metadata.store import finish_upgrade as finish
+    from ..common.exits import Failure
+
+    async def run() -> tuple[int, int, list[str]]:
+        async with metadata_at(metadata_, data) as store:
+            return await finish(store, dry_run=dry_run)
+
+    before, after, older = asyncio.run(run())
+    if older:
+        raise Failure(f"older processes are registered, upgrade them first: {', '.join(older)}")
+    Output(output).print_record({"before": before, "format": after})

@@ -12,6 +12,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status, decode_answer, encode_admin
 from magnetar.metadata import paths, records
+from magnetar.proto.versions import PRODUCT
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller
 from tests.bookie.maintenance.test_garbage import with_logs
@@ -152,6 +153,7 @@ def test_the_state_of_a_bookie() -> None:
         state = await ask(caller, "state")
         assert (state["bookie"], state["disk"], state["readOnly"]) == (bookie.id, "writable", False)
         assert (state["ledgers"], state["logs"], state["limboUpto"], state["quarantined"]) == (4, 4, -1, 0)
+        assert (state["version"], state["clusterFormat"]) == (PRODUCT, 2)
         assert 0 < state["freeBytes"] <= state["totalBytes"]
         assert state["gc"] == {"running": False, "progress": None, "last": None}
         bookie.store.descriptors.quarantine(1, 3, 4)

@@ -46,6 +46,7 @@ from magnetar.metadata.records import (
     encode,
 )
 from magnetar.proto.checksum import crc32c
+from magnetar.proto.errors import NewerFormat
 from magnetar.proto.policies import Policies
 
 EXAMPLES: list[Record] = [
@@ -172,3 +173,17 @@ def test_a_record_of_version_1_is_read_and_only_at_the_path_of_the_ledger_or_boo
     if type(record) in records.PLACES:
         with pytest.raises(DamagedRecord, match=f"the record of {place(record)}"):
             decode(data, type(record), "/elsewhere")
+
+
+def test_a_process_writes_the_format_that_its_cluster_had_when_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records._Written, "settled", False)
+    monkeypatch.setattr(records._Written, "format", records.CLUSTER_FORMAT)
+    with pytest.raises(NewerFormat, match=r"format 3; .* upgrade this process"):
+        records.settle_format(records.CLUSTER_FORMAT + 1)
+    records.settle_format(1)
+    assert not any(records.writes(feature) for feature in records.Feature)
+    before = encode(CounterRecord(next=7), "/ids/ledger")
+    assert before == b"MR\x01\x02" + bytes.fromhex("2a9661f6") + b'{"next":7}', "as the Magnetar before wrote it"
+    assert decode(before, CounterRecord, "/ids/ledger") == CounterRecord(next=7)
+    records.settle_format(2)  # raised while the process runs
+    assert encode(CounterRecord(next=7), "/ids/ledger") == before

@@ -7,9 +7,19 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 
-from magnetar.metadata.records import ClusterRecord, CounterRecord, DamagedRecord
+from magnetar.metadata import paths
+from magnetar.metadata.records import (
+    CLUSTER_FORMAT,
+    BookieRecord,
+    BrokerRecord,
+    ClusterRecord,
+    CounterRecord,
+    DamagedRecord,
+    encode,
+)
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import (
     Change,
@@ -19,8 +29,10 @@ from magnetar.metadata.store import (
     allocate_ids,
     ensure_cluster,
     ensure_id_counter,
+    finish_upgrade,
     get_record,
     put_record,
+    read_cluster_format,
     update,
     update_record,
     update_together,
@@ -205,3 +217,23 @@ async def test_a_counter_of_ids_is_begun_once_and_never_set_back(store: Metadata
     assert await allocate_ids(store, 2) == range(1, 3)
     await ensure_id_counter(store)
     assert await allocate_ids(store, 2) == range(3, 5)
+
+
+async def test_an_upgrade_is_finished_when_no_older_process_is_registered(store: MetadataStore) -> None:
+    older = encode(ClusterRecord(instance="c0ffee"), paths.CLUSTER, cluster_format=1)
+    await store.put(paths.CLUSTER, older)
+    await put_record(store, paths.broker("old"), BrokerRecord(name="old", endpoint="a:1"))
+    bookie = BookieRecord(bookie="b", endpoint="b:1", version="0.1.0")
+    await put_record(store, paths.bookie("b"), bookie)
+    await put_record(store, paths.broker("new"), BrokerRecord(name="new", endpoint="a:2", format=CLUSTER_FORMAT))
+    told = ["broker old (of a version that does not say it)", "bookie b (0.1.0)"]
+    assert await finish_upgrade(store) == (1, 1, told)
+    await store.delete(paths.broker("old"))
+    await put_record(store, paths.bookie("b"), msgspec.structs.replace(bookie, format=CLUSTER_FORMAT))
+    assert await finish_upgrade(store, dry_run=True) == (1, 1, [])
+    assert await read_cluster_format(store) == 1
+    assert await finish_upgrade(store) == (1, CLUSTER_FORMAT, [])
+    node = await store.get(paths.CLUSTER)
+    assert node is not None
+    assert node.value == encode(ClusterRecord(instance="c0ffee", format=CLUSTER_FORMAT), paths.CLUSTER)
+    assert await finish_upgrade(store) == (CLUSTER_FORMAT, CLUSTER_FORMAT, [])

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.cluster.bundles_core import bundle_number
 from magnetar.broker.cluster.ownership import Ownership, list_brokers
-from magnetar.metadata.records import BrokerRecord, NamespaceRecord
+from magnetar.metadata.records import CLUSTER_FORMAT, BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.names import TopicName
 from magnetar.runtime.process import real_world
@@ -35,7 +35,7 @@ async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def _broker(tree: SqliteStore, name: str, group: str = "here") -> Ownership:
-    me = BrokerRecord(name=name, endpoint=f"{name}:1", group=group)
+    me = BrokerRecord(name=name, endpoint=f"{name}:1", group=group, format=CLUSTER_FORMAT)
     made = Ownership(tree.new_session(), me, random.Random(name), time.monotonic)
     await made.register_broker()
     return made
