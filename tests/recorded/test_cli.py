@@ -175,6 +175,17 @@ spark queries
 spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
+brokers list-dynamic-config
+brokers update-dynamic-config --config metrics_topics --value none
+brokers update-dynamic-config --config metrics_topics --value some
+brokers update-dynamic-config -c listen -v h:1
+brokers update-dynamic-config -c maxTopicsPerNamespace -v 0 -o json
+brokers get-all-dynamic-config
+brokers get-runtime-config --changed
+brokers delete-dynamic-config --config metrics_topics
+brokers delete-dynamic-config --config maxTopicsPerNamespace -o json
+brokers delete-dynamic-config --config none
+brokers get-all-dynamic-config -o json
 transactions list -o json
 transactions list -c {coordinator} -o json
 transactions list -c 99
