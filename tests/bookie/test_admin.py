@@ -12,6 +12,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status, decode_answer, encode_admin
 from magnetar.metadata import paths, records
+from magnetar.proto.versions import PRODUCT
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller
 from tests.bookie.maintenance.test_garbage import with_logs
@@ -159,6 +160,19 @@ def test_the_state_of_a_bookie() -> None:
         state = await ask(caller, "state")
         assert (state["limboUpto"], state["fencedUpto"], state["quarantined"]) == (4, 4, 1)
         assert state["scrub"] == await ask(caller, "scrub-status")
+
+    with_cluster(main)
+
+
+def test_a_bookie_reports_its_clock_and_how_long_its_syncs_take() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_logs(cluster)
+        report = await ask(caller, "report")
+        assert (report["bookie"], report["version"]) == (bookie.id, PRODUCT)
+        assert report["syncs"] > 0
+        assert 0 <= report["syncP50Seconds"] <= report["syncP99Seconds"]
+        assert report["clockMs"] == cluster.simulation.world(NODE).clock.wall_ms()
+        assert report["openFilesMax"] > 0
 
     with_cluster(main)
 
