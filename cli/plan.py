@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -72,12 +72,12 @@ def count_nodes(load: Load) -> int:
     return load.topics * (2 + load.subscriptions) + count_ledgers(load)
 
 
-class Bytes(click.ParamType):
+class Bytes(click.FloatRange):
     """Bytes, or bytes a second: 50MB/s, 200MiB, 1G."""
 
     name = "bytes"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT]?I?)B?(?:/S)?", str(value).strip().upper())
@@ -86,12 +86,12 @@ class Bytes(click.ParamType):
         return float(found[1]) * UNITS[found[2]]
 
 
-class Time(click.ParamType):
+class Time(click.FloatRange):
     """A time in seconds: 7d, 12h."""
 
     name = "time"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = re.fullmatch(r"([0-9]{1,12})([smhdw])", str(value).strip().lower())
         if found is None:
             self.fail(f"{str(value)[:40]!r} is not a time such as 12h, 7d, 2w", param, ctx)
@@ -99,8 +99,8 @@ class Time(click.ParamType):
 
 
 @click.command()
-@click.option("--in", "in_bytes_s", type=Bytes(), required=True, metavar="RATE", help="Published: 50MB/s.")
-@click.option("--retention", type=Time(), required=True, metavar="TIME", help="For which messages are kept: 7d.")
+@click.option("--in", "in_bytes_s", type=Bytes(min=0), required=True, metavar="RATE", help="Published: 50MB/s.")
+@click.option("--retention", type=Time(min=0), required=True, metavar="TIME", help="For which messages are kept: 7d.")
 @click.option("--fanout", type=click.IntRange(0), default=1, show_default=True, help="Subscriptions that read all.")
 @click.option("--copies", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each message: Qw.")
 @click.option("--bookies", type=click.IntRange(1), default=None, help="How many (default: one more than copies).")

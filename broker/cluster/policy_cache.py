@@ -66,6 +66,7 @@ class PolicyCache:
         self._metadata = metadata
         self._configured = defaults
         self.defaults = defaults  # the defaults in force: the configured ones, with the policies of all brokers
+        self.of_brokers = PoliciesRecord()  # what is changed for all brokers, as it was read last
         self._changed = changed
         self._runtime_changed = runtime_changed
         self._known: dict[NamespaceName, _Namespace] = {}
@@ -127,7 +128,7 @@ class PolicyCache:
         return PoliciesRecord() if found is None else found[0]
 
     async def _read_defaults(self) -> None:
-        record = await self.read_broker_record()
+        record = self.of_brokers = await self.read_broker_record()
         self.defaults = resolve_policies(self._configured, record.policies)
         self._runtime_changed(parse_runtime(record.properties))
 

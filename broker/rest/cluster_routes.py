@@ -138,7 +138,7 @@ async def changed_configuration(call: RestRequest) -> object:
 )
 async def runtime_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
-    return {each.name: each.value for each in await list_settings(call.broker)}
+    return {each.name: each.value for each in list_settings(call.broker)}
 
 
 @register_route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",

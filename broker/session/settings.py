@@ -129,18 +129,17 @@ def to_java_text(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
-    """Returns what this broker says of itself. Raises the errors of the metadata."""
-    settings = await list_settings(broker)
+    """Returns what this broker says of itself. Asks nobody."""
+    settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
         broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS.limit, settings, dump_tasks() if tasks else "", page
     )
 
 
-async def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
+def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings in force at this broker, with their sources. A changed one has the source `dynamic`."""
-    record = await broker.policies.read_broker_record()
-    config, changed = broker.config, {_OURS[name] for name in changed_settings(record)}
+    config, changed = broker.config, {_OURS[name] for name in changed_settings(broker.policies.of_brokers)}
     found = list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)
