@@ -6,6 +6,7 @@
 | verb | options | answer |
 |---|---|---|
 | state | – | who it is, its disk, its logs in short, limbo, scrubber, garbage collection |
+| report | – | its clock, version, limit of open files, how long a sync of the journal takes |
 | gc-plan | major | per log: size, live share, who holds it (ledgers and their topics), what would be done and why |
 | gc-start | major, force, roll | {"started": true}; Busy when it is running already |
 | gc-status | – | running, how far, what the last run did or why it failed |
@@ -41,6 +42,8 @@ from ..proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized, Un
 from ..proto.versions import PRODUCT
 from ..runtime.access import LOCAL, Principal, PrincipalKind
 from ..runtime.clock import Clock
+from ..runtime.descriptors import PROCESS
+from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
 from .disk_monitor import DiskMonitor
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
@@ -84,9 +87,11 @@ class BookieAdmin:
         self._exit = limbo
         self._scrubber = scrubber
         self._metadata = metadata
+        self._clock = clock
         self._runs = _ManualRuns(collector, clock)
         self._verbs: dict[str, Verb] = {
             "state": self._state,
+            "report": self._report,
             "gc-plan": self._gc_plan,
             "gc-start": self._gc_start,
             "gc-status": self._gc_status,
@@ -151,6 +156,17 @@ class BookieAdmin:
             "gc": self._runs.describe(),
             "scrub": self._scrub(),
         }
+
+    async def _report(self, options: Options) -> Json:
+        check_option_names(options, ())
+        syncs, shares = self._store.histograms()["journal_sync_seconds"], (0.5, 0.99)
+        took = [0.0, 0.0]
+        if syncs.count:
+            took = RecentQuantiles().compute_quantiles("sync", syncs, self._clock.monotonic(), shares)
+        return {
+            "bookie": self._bookie_id, "version": PRODUCT, "clockMs": self._clock.wall_ms(),
+            "openFilesMax": PROCESS.limit, "syncs": syncs.count, "syncP50Seconds": took[0], "syncP99Seconds": took[1],
+        }  # fmt: skip
 
     async def _gc_plan(self, options: Options) -> Json:
         check_option_names(options, ("major",))

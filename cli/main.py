@@ -25,6 +25,12 @@ COMMANDS = {
     "status": LazyCommand(".admin.status", "status", "The cluster on one screen, and whether somebody is needed."),
     "top": LazyCommand(".admin.status", "top", "Topics with most traffic, the largest backlog or the oldest message."),
     "why": LazyCommand(".admin.status", "why", "Why subscriptions of a topic do not get on, and what keeps its data."),
+    "doctor": LazyCommand(".admin.doctor", "doctor", "Go through coded checks: what is wrong, and what helps."),
+    "support-bundle": LazyCommand(
+        ".admin.support_bundle", "support_bundle", "Collect what support asks for, without secrets and messages."
+    ),
+    "plan": LazyCommand(".plan", "plan", "What a load needs: disk, network and memory of brokers and bookies."),
+    "check": LazyCommand(".check", "check", "Probes: publish and receive a message of a topic."),
     "tenants": LazyCommand(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
     "namespaces": LazyCommand(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
     "topics": LazyCommand(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),

@@ -255,7 +255,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
     kind = 60
     policies: Policies = Policies()
-    properties: dict[str, str] = {}  # free text; nothing reads it here
+    properties: dict[str, str] = {}  # free text; nothing reads it, but of brokers: texts of `RuntimeSettings`
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):

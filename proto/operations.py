@@ -429,6 +429,22 @@ WHY_KEPT: Operation[values.WhyKept] = _topic(
     help="Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction.",
     routes=(Http("GET", "/why-kept", "What keeps each ledger.", answer="WhyKept"),),
 )  # fmt: skip
+DESCRIBE_BROKER: Operation[values.BrokerDescription] = Operation(
+    "DescribeBroker", OPERATE, method="describe_broker",
+    takes=(
+        RequestField("tasks", bool, "With where each of its tasks waits."),
+        RequestField("metrics", bool, "With a page of its metrics."),
+    ),
+    help="Returns what the broker that is asked says of itself: clock, limit of open files, settings in force.",
+)  # fmt: skip
+CHANGE_SETTING: Operation[None] = Operation(
+    "ChangeSetting", OPERATE, takes=(RequestField("name", str), RequestField("value", str)), method="change_setting",
+    help="Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value.",
+)  # fmt: skip
+REMOVE_SETTING: Operation[None] = Operation(
+    "RemoveSetting", OPERATE, takes=(RequestField("name", str),), method="remove_setting",
+    help="Removes what `change_setting` changed: each broker has its own value again. InvalidRequest.",
+)  # fmt: skip
 
 _OF_CLIENTS = {
     "TerminateTopic": "MessageId", "LastMessageId": "MessageId", "MessageIdByTime": "MessageId",

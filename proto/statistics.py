@@ -422,6 +422,31 @@ class TopicPage:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerSetting:
+    """A setting in force at a broker. `source`: default, file, environment, option (or a share of `memory_bytes`), or
+    dynamic: it was changed for all brokers while they run. `dynamic`: it may be."""
+
+    name: str
+    value: str
+    source: str
+    dynamic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """What a broker says of itself to an operator: its clock, its limit of open files, the settings in force; if asked
+    for, where each of its tasks waits and a page of its metrics."""
+
+    name: str
+    version: str
+    clock_ms: int  # when it answered
+    open_files_max: int
+    settings: tuple[BrokerSetting, ...]
+    tasks: str
+    metrics: str
+
+
+@dataclass(frozen=True, slots=True)
 class WhyStuck:
     """Why a subscription of one partition does not get on, as sentences: what it waits for, and what would end that.
     `stuck` is false if it has delivered everything, or delivers."""

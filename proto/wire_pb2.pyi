@@ -947,6 +947,52 @@ class AbortOpenDone(_message.Message):
     error: Error
     def __init__(self, found: _Optional[_Union[TransactionInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
+class DescribeBrokerRequest(_message.Message):
+    __slots__ = ("tasks", "metrics")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    tasks: bool
+    metrics: bool
+    def __init__(self, tasks: bool = ..., metrics: bool = ...) -> None: ...
+
+class BrokerSetting(_message.Message):
+    __slots__ = ("name", "value", "source", "dynamic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    source: str
+    dynamic: bool
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., source: _Optional[str] = ..., dynamic: bool = ...) -> None: ...
+
+class DescribeBrokerReply(_message.Message):
+    __slots__ = ("name", "version", "clock_ms", "open_files_max", "settings", "tasks", "metrics")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    clock_ms: int
+    open_files_max: int
+    settings: _containers.RepeatedCompositeFieldContainer[BrokerSetting]
+    tasks: str
+    metrics: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., clock_ms: _Optional[int] = ..., open_files_max: _Optional[int] = ..., settings: _Optional[_Iterable[_Union[BrokerSetting, _Mapping]]] = ..., tasks: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
+
+class ChangeSettingRequest(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
 class BrokerSummariesRequest(_message.Message):
     __slots__ = ("here",)
     HERE_FIELD_NUMBER: _ClassVar[int]

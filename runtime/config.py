@@ -42,6 +42,10 @@ SECTIONS = ("bookie", "broker", "process")
 """Sections of a file; each process reads its own, and [process]."""
 
 
+_SOURCES: dict[str, dict[str, str]] = {}
+"""By section the settings that the last `load` of this process found, with their sources."""
+
+
 class Setting(NamedTuple):
     """A row of the table of settings: one setting with its type, default and comment."""
 
@@ -64,11 +68,16 @@ def load(
     `kind`; overrides of None are ignored. Raises InvalidConfiguration.
     """
     values: dict[str, object] = dict(defaults or {})
+    sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:
-        _add_settings(kind, values, f"[{section}] in {file}", _from_file(file, section))
+        found = _from_file(file, section)
+        _add_settings(kind, values, f"[{section}] in {file}", found)
+        sources |= dict.fromkeys(found, "file")
     _add_variables(kind, values, section, environment)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     _add_settings(kind, values, "option", given)
+    sources |= {name.partition(".")[0]: "environment" for name in _variables(section, environment)}
+    sources |= dict.fromkeys(given, "option")
     try:
         config = kind(**values)
         validate = getattr(config, "validate", None)
@@ -77,6 +86,15 @@ def load(
     except (ValueError, AssertionError, TypeError) as error:
         raise InvalidConfiguration(f"the {section} configuration contradicts itself: {error}") from error
     return config
+
+
+def source_of(kind: type[msgspec.Struct], section: str, name: str, value: object) -> str:
+    """Returns from where this process has the setting `name`, whose value is `value`: environment, file, default; else
+    option, which is what a program gave, or worked out as a share of `memory_bytes`. Only what `load` read is known."""
+    known = _SOURCES.get(section, {}).get(name)
+    if known is None:
+        known = "default" if defaults_of(kind)[name] == value else "option"
+    return known
 
 
 def explicit_settings(

@@ -24,6 +24,9 @@ Format = Literal["text", "json"]
 AUDIT = "magnetar.audit"
 LEVELS = ("debug", "info", "warning", "error")
 
+_configured = "info"
+"""The level of `configure`, which `set_level` goes back to."""
+
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -43,9 +46,20 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    global _configured
+    _configured = level.lower()
     _audit_to(logging.StreamHandler(stream or sys.stderr))
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("grpc").setLevel(logging.ERROR)
+
+
+def set_level(level: str | None) -> None:
+    """Changes the level of the process while it runs; None: to that of `configure`. The audit log has no level."""
+    logging.getLogger().setLevel((level or _configured).upper())
+
+
+def level_in_force() -> str:
+    return logging.getLevelName(logging.getLogger().level).lower()
 
 
 def audit_to(path: str) -> None:

@@ -103,7 +103,7 @@ class Catalog:
         self._world = world
         self._store = store
         self._bundles = bundles
-        self._auto_creation = auto_creation
+        self.auto_creation = auto_creation  # it changes while the broker runs
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # record, and until when it is cached
         self._last_namespaces: LastAnswers[NamespaceName, NamespaceRecord] = LastAnswers()
         self._last_partitions: LastAnswers[TopicName, int] = LastAnswers()
@@ -300,7 +300,7 @@ class Catalog:
             await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
 
     def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
-        if topic.is_partition or not (self._auto_creation and policies.auto_topic_creation):
+        if topic.is_partition or not (self.auto_creation and policies.auto_topic_creation):
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:

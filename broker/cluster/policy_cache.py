@@ -7,11 +7,12 @@
     await cache.close()
 
 The policies of all brokers, which replace their settings, are read at the start (`defaults`); a change of them counts
-as a change of every namespace. A namespace is read when one of its topics is asked for, with the policies of all its
-topics; from then on, when the watch reports a change, that is read again, and `changed(namespace)` is called. Reads and
-reports of the watch are handled one at a time, so a change that is made while a namespace is read is either in what was
-read, or is reported afterwards. Another broker's change is known here after the delay of the watch (milliseconds). When
-the watch breaks, it starts again, and everything is read again.
+as a change of every namespace. `runtime_changed` is called with the other settings that change while brokers run. A
+namespace is read when one of its topics is asked for, with the policies of all its topics; from then on, when the watch
+reports a change, that is read again, and `changed(namespace)` is called. Reads and reports of the watch are handled one
+at a time, so a change that is made while a namespace is read is either in what was read, or is reported afterwards.
+Another broker's change is known here after the delay of the watch (milliseconds). When the watch breaks, it starts
+again, and everything is read again.
 Guarding test: tests/broker/cluster/test_policy_cache.py.
 """
 
@@ -32,7 +33,7 @@ from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import Policies, check, completed, merge_policies, without
 from ...runtime.tasks import Supervisor
-from ..common.config import adapt_to_non_persistent, resolve_policies
+from ..common.config import RuntimeSettings, adapt_to_non_persistent, parse_runtime, resolve_policies
 from .catalog import Catalog
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -59,12 +60,15 @@ class PolicyCache:
     """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
 
     def __init__(
-        self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
-    ) -> None:
+        self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None,
+        runtime_changed: Callable[[RuntimeSettings], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._metadata = metadata
         self._configured = defaults
         self.defaults = defaults  # the defaults in force: the configured ones, with the policies of all brokers
+        self.of_brokers = PoliciesRecord()  # what is changed for all brokers, as it was read last
         self._changed = changed
+        self._runtime_changed = runtime_changed
         self._known: dict[NamespaceName, _Namespace] = {}
         self._turn = asyncio.Lock()  # held while policies are read
         self._background = Supervisor()
@@ -118,8 +122,15 @@ class PolicyCache:
         known = self._known[name] = _Namespace(own, topics, resolve_policies(self.defaults, own))
         return known
 
+    async def read_broker_record(self) -> PoliciesRecord:
+        """Reads what is changed for all brokers: policies, and in `properties` the texts of RuntimeSettings."""
+        found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
+        return PoliciesRecord() if found is None else found[0]
+
     async def _read_defaults(self) -> None:
-        self.defaults = resolve_policies(self._configured, await self.read_set_policies(None, None))
+        record = self.of_brokers = await self.read_broker_record()
+        self.defaults = resolve_policies(self._configured, record.policies)
+        self._runtime_changed(parse_runtime(record.properties))
 
     # ------------------------------------------------------------------ changing
     async def change_policies(
@@ -142,6 +153,18 @@ class PolicyCache:
             elif name in self._known:
                 await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
+
+    async def change_runtime(self, name: str, text: str | None) -> None:
+        """Sets one of RuntimeSettings for all brokers, or removes it. It is applied here when this returns."""
+
+        def changed(record: PoliciesRecord | None) -> PoliciesRecord:
+            record = record or PoliciesRecord()
+            kept = {key: value for key, value in record.properties.items() if key != name}
+            return msgspec.structs.replace(record, properties=kept | ({} if text is None else {name: text}))
+
+        await update_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord, changed)
+        async with self._turn:
+            await self._read_defaults_again()
 
     async def read_properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)

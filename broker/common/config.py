@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +22,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 MetricsTopics = Literal["auto", "all", "namespace", "none"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
@@ -212,6 +214,27 @@ FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
 DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 """Names of the policies that can change while brokers run, for all at once (PolicyCache)."""
+
+
+class RuntimeSettings(msgspec.Struct, frozen=True):
+    """Settings besides those policies that change while brokers run; None: each broker has its own."""
+
+    log_level: LogLevel | None = None  # of the whole process; debug costs processor time
+    metrics_topics: MetricsTopics | None = None
+    auto_topic_creation: bool | None = None
+
+
+RUNTIME = RuntimeSettings.__struct_fields__
+
+
+def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
+    """Returns the settings that these texts set. A text that is no value of its setting, as a later version may store
+    it, sets nothing."""
+    found = dict[str, Any]()
+    for name in RUNTIME:
+        with suppress(KeyError, msgspec.ValidationError):
+            found[name] = getattr(msgspec.convert({name: texts[name]}, RuntimeSettings, strict=False), name)
+    return RuntimeSettings(**found)
 
 
 def resolve_policies(broker: Applied, *levels: Policies) -> Applied:

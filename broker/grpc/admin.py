@@ -30,7 +30,7 @@ from ...proto.translation import reply_of
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
-from ..session import statistics
+from ..session import settings, statistics
 from ..session.administration import Administration
 from ..session.backlogs import FilteredEntry, TopicBacklogs
 from ..session.summaries import PageQuery, Summaries, explain_kept, explain_stuck
@@ -398,6 +398,17 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
         return explain_kept(await self._topic(request.name))
 
     # ------------------------------------------------------------------ the cluster
+    async def describe_broker(
+        self, request: wire.DescribeBrokerRequest, context: CallContext
+    ) -> values.BrokerDescription:
+        return await settings.describe_broker(self._broker, tasks=request.tasks, metrics=request.metrics)
+
+    async def change_setting(self, request: wire.ChangeSettingRequest, context: CallContext) -> None:
+        await settings.change_setting(self._broker, request.name, request.value)
+
+    async def remove_setting(self, request: wire.Name, context: CallContext) -> None:
+        await settings.remove_setting(self._broker, request.name)
+
     async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
         return await self._administration.list_brokers()
 

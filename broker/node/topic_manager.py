@@ -32,9 +32,10 @@ from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...proto.versions import PRODUCT
+from ...runtime import logs
 from ...runtime.budget import CallerMemory
 from ...runtime.memory_shares import machine_bytes
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.metrics import SECONDS, Histogram, Page
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import Authorizer, Grants
@@ -44,7 +45,7 @@ from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
 from ..cluster.ownership import Ownership, list_bookies, list_brokers, list_drains
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
-from ..common.config import BrokerConfig
+from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
 from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedRuns
 from ..common.token_bucket import TimeSlices
@@ -91,6 +92,10 @@ def _served_by(name: TopicName, owner: BrokerRecord) -> NotOwner:
     return NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
 
+async def _write_no_metrics(page: Page) -> None:
+    """The page of a broker that no process serves."""
+
+
 class _OwnershipSession:
     """The objects of one ownership session: they exist as long as this broker owns topics."""
 
@@ -101,14 +106,15 @@ class _OwnershipSession:
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
-        policies_changed: Callable[[NamespaceName], None], grants_changed: Callable[[str, str], None],
+        policies_changed: Callable[[NamespaceName], None], runtime_changed: Callable[[RuntimeSettings], None],
+        grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
         halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
         self.is_settled = lambda: self.settled
-        self.policies = PolicyCache(metadata, config, policies_changed)
+        self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
         self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
@@ -155,6 +161,8 @@ class TopicManager:
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
+        self._runtime = RuntimeSettings()  # what is changed for all brokers while they run
+        self.measure: Callable[[Page], Awaitable[None]] = _write_no_metrics  # the process that serves has its own
         self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or machine_bytes() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
@@ -202,9 +210,10 @@ class TopicManager:
             draining=self._ordered_to_drain,
             version=PRODUCT, format=CLUSTER_FORMAT,
         )  # fmt: skip
-        changed = (self._policies_changed, self.access.on_grants_changed, self._existing, self._elsewhere)
+        changed = (self._policies_changed, self._apply_runtime, self.access.on_grants_changed)
+        others = (self._existing, self._elsewhere)
         halves = HalfPublisher(self.internal_producer, self.world.clock)
-        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves, self._durable)
+        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, *others, halves, self._durable)
         try:
             await session.catalog.create_default_namespace()
             await session.policies.open()
@@ -213,6 +222,7 @@ class TopicManager:
         except BaseException:
             await session.close()
             raise
+        session.catalog.auto_creation = self.auto_topic_creation
         self._session = session
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
@@ -657,6 +667,23 @@ class TopicManager:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
                     topic.apply(self._session.policies.applied_nowait(topic.name))
+
+    def _apply_runtime(self, changed: RuntimeSettings) -> None:
+        """Applies the settings that are changed for all brokers while they run."""
+        if changed.log_level != self._runtime.log_level:
+            logs.set_level(changed.log_level)
+        self._runtime = changed
+        if self._session is not None:
+            self._session.catalog.auto_creation = self.auto_topic_creation
+
+    @property
+    def metrics_topics(self) -> MetricsTopics:
+        return self._runtime.metrics_topics or self.config.metrics_topics
+
+    @property
+    def auto_topic_creation(self) -> bool:
+        changed = self._runtime.auto_topic_creation
+        return self.config.auto_topic_creation if changed is None else changed
 
     async def maintain_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""

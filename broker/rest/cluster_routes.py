@@ -8,93 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
-import msgspec
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from ...metadata import paths
 from ...proto import operations as op
-from ...proto.errors import NotFound, Unavailable
+from ...proto.errors import InvalidRequest, NotFound, Unavailable
 from ...proto.operations import Permission
-from ...proto.policies import NAMES, RETENTIONS, Policies, decode
 from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
 from ...runtime.metrics import Page
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_name_of
-from ..common.config import DYNAMIC
+from ..session.settings import SHOWN, changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import BadRequest, RestRequest, make_openapi_document, register_route
-
-# ------------------------------------------------------------------------------------------------- configuration
-# Settings that change while brokers run, as Pulsar's `brokers …-dynamic-config` names and writes them.
-#
-# They are the policies that namespaces inherit (`DYNAMIC`); all brokers use them instead of those with which each was
-# started. If Pulsar can change the same setting at run time, it is returned by Pulsar's name; both names are accepted.
-# A value is text; items of a list are separated by commas.
-
-
-PULSAR: dict[str, str] = {
-    "auto_subscription_creation": "allowAutoSubscriptionCreation",
-    "dispatch_rate_bytes": "dispatchThrottlingRatePerTopicInByte",
-    "dispatch_rate_messages": "dispatchThrottlingRatePerTopicInMsg",
-    "inactive_mode": "brokerDeleteInactiveTopicsMode",
-    "max_topics": "maxTopicsPerNamespace",
-    "publish_rate_bytes": "maxPublishRatePerTopicInBytes",
-    "publish_rate_messages": "maxPublishRatePerTopicInMessages",
-    "schema_auto_update": "isAllowAutoUpdateSchemaEnabled",
-    "subscribe_rate": "subscribeThrottlingRatePerConsumer",
-    "subscribe_rate_period_s": "subscribeRatePeriodPerConsumerInSecond",
-    "subscription_dispatch_rate_bytes": "dispatchThrottlingRatePerSubscriptionInByte",
-    "subscription_dispatch_rate_messages": "dispatchThrottlingRatePerSubscriptionInMsg",
-    "subscription_types": "subscriptionTypesEnabled",
-}
-"""Our name → Pulsar's name of a setting with the same meaning and unit."""
-_OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in DYNAMIC}
-_LISTS = ("dead_letter_backoff_s", "subscription_types")
-SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
-
-
-def parse_setting_name(name: str, act: str) -> str:
-    """Returns Magnetar's name of a setting that is named as in Pulsar. Raises BadRequest (412), with Pulsar's text, if
-    the setting is unknown or cannot change at run time."""
-    if name not in _OURS:
-        raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
-    return _OURS[name]
-
-
-def parse_policy_value(name: str, text: str) -> dict[str, Any]:
-    """Returns the field of Policies for a setting, with its value parsed from `text`. Raises BadRequest (412) if the
-    value is invalid."""
-    ours = parse_setting_name(name, "update")
-    value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
-    try:
-        found = msgspec.convert({ours: value}, Policies, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise BadRequest(f"Invalid dynamic-config value: {error}", 412) from error
-    return {ours: getattr(found, ours)}
-
-
-def removed_fields(name: str) -> tuple[str, ...]:
-    """Returns the fields of Policies to remove when the setting is removed: also those that can only be set together
-    with it."""
-    ours = parse_setting_name(name, "delete")
-    return next((pair for pair in RETENTIONS if ours in pair), (ours,))
-
-
-def changed_settings(policies: Policies) -> dict[str, str]:
-    """Returns the settings that are set in `policies`, with their values as text; by Pulsar's name where Pulsar has
-    that setting."""
-    values = ((name, getattr(policies, name)) for name in DYNAMIC)
-    return {PULSAR.get(name, name): to_java_text(value) for name, value in values if value is not None}
-
-
-def to_java_text(value: object) -> str:
-    """Returns a value as text, in the form in which Java writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
 
 # ------------------------------------------------------------------------------------------------------- cluster
 
@@ -202,7 +129,8 @@ async def configuration(call: RestRequest) -> object:
 
 @register_route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: RestRequest) -> object:
-    return changed_settings(decode(await call.call_local(op.GET_POLICIES)))
+    await call.authorize(op.GET_POLICIES)
+    return changed_settings(await call.broker.policies.read_broker_record())
 
 
 @register_route(
@@ -210,26 +138,35 @@ async def changed_configuration(call: RestRequest) -> object:
 )
 async def runtime_configuration(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
-    config, policies = call.broker.config, call.broker.policies.defaults
-    return {
-        name: to_java_text(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__
-    }
+    return {each.name: each.value for each in list_settings(call.broker)}
 
 
 @register_route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
        answer="200")  # fmt: skip
 async def change_configuration(call: RestRequest) -> Response:
-    await call.authorize(op.CHANGE_POLICIES)
-    given = parse_policy_value(call.names["name"], call.names["value"])
-    await call.call_local(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
+    await call.authorize(op.CHANGE_SETTING)
+    name, value = _setting_name(call, "update"), call.names["value"]
+    try:
+        parse_setting_value(name, value)
+    except InvalidRequest as error:
+        raise BadRequest(f"Invalid dynamic-config value: {error}", 412) from error
+    await call.call_local(op.CHANGE_SETTING, name=name, value=value)
     return Response()
 
 
 @register_route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
 async def remove_configuration(call: RestRequest) -> Response:
-    await call.authorize(op.CHANGE_POLICIES)
-    await call.call_local(op.CHANGE_POLICIES, remove=removed_fields(call.names["name"]))
+    await call.authorize(op.REMOVE_SETTING)
+    await call.call_local(op.REMOVE_SETTING, name=_setting_name(call, "delete"))
     return Response()
+
+
+def _setting_name(call: RestRequest, act: str) -> str:
+    """Returns our name of the setting. Raises BadRequest (412) with Pulsar's text if it cannot change at run time."""
+    try:
+        return parse_setting_name(call.names["name"])
+    except InvalidRequest as error:
+        raise BadRequest(f"Can't {act} non-dynamic configuration", 412) from error
 
 
 @register_route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",

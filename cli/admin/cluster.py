@@ -26,6 +26,21 @@ brokers = LazyGroup(
         "list": LazyCommand(".admin.cluster", "list_brokers", "Brokers, and how many topics and bundles they own."),
         "drain": LazyCommand(".admin.cluster", "drain", "Let one give what it owns to others, and get nothing."),
         "undrain": LazyCommand(".admin.cluster", "undrain", "Let one get bundles again."),
+        "list-dynamic-config": LazyCommand(
+            ".admin.cluster", "list_dynamic_config", "Names of the settings that change while brokers run."
+        ),
+        "get-all-dynamic-config": LazyCommand(
+            ".admin.cluster", "get_all_dynamic_config", "The settings that were changed so."
+        ),
+        "get-runtime-config": LazyCommand(
+            ".admin.cluster", "get_runtime_config", "The settings in force at a broker, and where each is from."
+        ),
+        "update-dynamic-config": LazyCommand(
+            ".admin.cluster", "update_dynamic_config", "Change a setting of all brokers, without a restart."
+        ),
+        "delete-dynamic-config": LazyCommand(
+            ".admin.cluster", "delete_dynamic_config", "Each broker has its own value of it again."
+        ),
     },
     help="Brokers of the cluster.\n\nExample: magnetar brokers list",
 )
@@ -136,6 +151,77 @@ def undrain(session: Session, broker: str) -> None:
     """
     session.admin.undrain_broker(broker)
     session.out.print_done(f"broker {broker} gets bundles again", broker=broker)
+
+
+CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")
+
+
+@verb(watched=True)
+def list_dynamic_config(session: Session) -> None:
+    """Names of the settings that may change while brokers run.
+
+    Example: magnetar brokers list-dynamic-config
+    """
+    found = session.admin.describe_broker().settings
+    session.out.print_names(sorted(each.name for each in found if each.dynamic))
+
+
+@verb(watched=True)
+def get_all_dynamic_config(session: Session) -> None:
+    """The settings that were changed for all brokers while they run, with their values.
+
+    Example: magnetar brokers get-all-dynamic-config
+    """
+    found = session.admin.describe_broker().settings
+    rows = [{"name": each.name, "value": each.value} for each in found if each.source == "dynamic"]
+    session.out.print_rows(rows, ("name", "value"), empty="none is changed")
+
+
+@verb(
+    option("--changed", is_flag=True, help="Only those that are not the defaults."),
+    watched=True,
+)
+def get_runtime_config(session: Session, changed: bool) -> None:
+    """The settings in force at the broker that answers, each with its source.
+
+    The source is default; file (--config); environment (MAGNETAR_BROKER_…); option, also of what is worked out from
+    memory_bytes; or dynamic, which beats them: it was changed for all brokers with update-dynamic-config.
+
+    \b
+    Examples:
+      magnetar brokers get-runtime-config --changed
+      magnetar brokers get-runtime-config -o json
+    """
+    found = session.admin.describe_broker().settings
+    rows = [
+        {"name": each.name, "value": each.value, "source": each.source, "dynamic": each.dynamic}
+        for each in found if not changed or each.source != "default"
+    ]  # fmt: skip
+    session.out.print_rows(rows, ("name", "value", "source", "dynamic"))
+
+
+@verb(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
+def update_dynamic_config(session: Session, setting: str, value: str) -> None:
+    """Change a setting of all brokers: it is stored in the metadata, and each applies it within a second or two. It
+    beats what brokers are started with, until it is deleted; so brokers that start later have it too.
+
+    \b
+    Examples:
+      magnetar brokers update-dynamic-config --config log_level --value debug
+      magnetar brokers update-dynamic-config --config dispatch_rate_messages --value 1000
+    """
+    session.admin.change_setting(name=setting, value=value)
+    session.out.print_done(f"{setting} is {value} at all brokers", config=setting, value=value)
+
+
+@verb(CONFIG)
+def delete_dynamic_config(session: Session, setting: str) -> None:
+    """Remove a change of all brokers: each has the value again that it was started with.
+
+    Example: magnetar brokers delete-dynamic-config --config log_level
+    """
+    session.admin.remove_setting(name=setting)
+    session.out.print_done(f"each broker has its own value of {setting} again", config=setting)
 
 
 @click.command("list")

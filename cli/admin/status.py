@@ -42,11 +42,13 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 
 
 class Alarm(NamedTuple):
-    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1."""
+    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1. `code`: that of its
+    check (cli/admin/doctor.py)."""
 
     text: str
     command: str
     needed: bool = True
+    code: str = ""
 
 
 def find_alarms(
@@ -54,29 +56,32 @@ def find_alarms(
     repair: Mapping[str, Any] | None, oldest: Sequence[Mapping[str, Any]], now_ms: int,
 ) -> list[Alarm]:  # fmt: skip
     """Returns the alarms of a cluster, the urgent ones first. `repair`: None if no bookie said it."""
-    found = [Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list") for name in silent]
+    found = [
+        Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list", code="D01")
+        for name in silent
+    ]
     writable = [each for each in bookies if each["state"] == "writable"]
     if not writable:
-        found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list"))
+        found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list", code="D03"))
     for each in bookies:
         found += _alarms_of_bookie(each)
     if repair is None:
-        found.append(Alarm("No bookie says how repair gets on.", "magnetar bookies list"))
+        found.append(Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05"))
     else:
         found += _alarms_of_repair(repair)
     for each in brokers:
         if each["busy"] is not None and each["busy"] > BUSY:
             text = f"The event loop of broker {each['broker']} is busy {each['busy']:.0%} of its time."
-            found.append(Alarm(text, "magnetar top --by traffic"))
+            found.append(Alarm(text, "magnetar top --by traffic", code="D02"))
     degraded = sum(each["degraded"] for each in brokers)
     if degraded:
         text = f"{_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
-        found.append(Alarm(text, "magnetar bookies list"))
+        found.append(Alarm(text, "magnetar bookies list", code="D05"))
     for each in oldest[:WORST]:
         age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
         if age_s > OLD_S:
             text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
-            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False))
+            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False, code="D12"))
     return sorted(found, key=lambda alarm: not alarm.needed)
 
 
@@ -88,18 +93,20 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
             "read-only": f"is read-only, with {free:.0%} of its disk free",
             "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
         }  # fmt: skip
-        yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state")
+        yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")
     elif free < DISK_FREE:
-        yield Alarm(f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only.", "magnetar bookies list")
+        text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
+        yield Alarm(text, "magnetar bookies list", code="D04")
 
 
 def _alarms_of_repair(repair: Mapping[str, Any]) -> Iterable[Alarm]:
     count = repair["underReplicated"]
     if count:
         text = f"{_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
-        yield Alarm(text, "magnetar ledgers under-replicated")
+        yield Alarm(text, "magnetar ledgers under-replicated", code="D05")
     if not repair["enabled"]:
-        yield Alarm("Auto-recovery is disabled: copies of lost bookies are not made again.", "magnetar repair enable")
+        text = "Auto-recovery is disabled: copies of lost bookies are not made again."
+        yield Alarm(text, "magnetar repair enable", code="D05")
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -119,8 +126,8 @@ def status(session: Session) -> None:
     """
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
-    brokers = [_broker_row(asdict(each), now_ms) for each in summary.brokers]
-    bookies, repair = _bookies(session), _repair(session)
+    brokers = [broker_row(asdict(each), now_ms) for each in summary.brokers]
+    bookies, repair = list_known_bookies(session), repair_state(session)
     backlogs, oldest = largest(summary, "backlog", WORST), largest(summary, "age", WORST)
     alarms = find_alarms(brokers, summary.silent, bookies, repair, oldest, now_ms)
     if session.out.structured:
@@ -146,7 +153,7 @@ def status(session: Session) -> None:
         sys.exit(FAILED)
 
 
-def _broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
+def broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     total = found["total"]
     return {
         "broker": found["name"], "endpoint": found["endpoint"], "version": found["version"],
@@ -157,7 +164,7 @@ def _broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bookies(session: Session) -> list[dict[str, Any]]:
+def list_known_bookies(session: Session) -> list[dict[str, Any]]:
     """Returns the registered bookies and those that ledgers name, with the state that they say themselves."""
     from ...proto.errors import MagnetarError
     from ..storage.admin_port import ask_answering
@@ -187,7 +194,7 @@ def _bookies(session: Session) -> list[dict[str, Any]]:
     return list(known.values())
 
 
-def _repair(session: Session) -> dict[str, Any] | None:
+def repair_state(session: Session) -> dict[str, Any] | None:
     from ...proto.errors import MagnetarError
     from ..storage.ledgers import ask_any_bookie
 

@@ -98,6 +98,12 @@ class Session:
         found._admin, found.timeout_s = None, timeout_s
         return found
 
+    def at(self, endpoint: str) -> Session:
+        """Returns a session with the same credentials at another broker, HOST:PORT; the caller must close it."""
+        found = copy(self)
+        found._admin, found.url = None, f"{self.url.partition('://')[0]}://{endpoint}"
+        return found
+
     @property
     def place(self) -> str:
         """Where the command acts, for people: its URL and context."""

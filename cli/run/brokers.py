@@ -107,7 +107,8 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
         )
         running = await parts.start("broker", starting, close)
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
-        running.rest.measure = page = RepeatedPage(voice.combine_metrics(own), world.clock)
+        page = RepeatedPage(voice.combine_metrics(own), world.clock)
+        running.rest.measure = running.topic_manager.measure = page
         facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning, readiness_of(broker=running))

@@ -359,7 +359,7 @@ async def _broker(page: Page, broker: Broker, pulsar: PulsarNames | None) -> Non
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinators(page, owned.coordinators, cluster)
-    survey, level = await owned.survey.take(), owned.config.metrics_topics
+    survey, level = await owned.survey.take(), owned.metrics_topics
     if level == "auto":
         level = "all" if len(owned.loaded) <= TOPICS_SHOWN else "namespace"
     if level == "all":

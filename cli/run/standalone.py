@@ -230,7 +230,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         measured = MeasuredParts(
             metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan
         )
-        broker.rest.measure = page = RepeatedPage(measured, world.clock)
+        broker.rest.measure = broker.topic_manager.measure = page = RepeatedPage(measured, world.clock)
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
         facts |= pulsar_facts(broker)
         announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)

@@ -64,6 +64,9 @@ class Admin(ClosedAfterWith):
         did not answer within 5 s.
         """
 
+    def change_setting(self, *, name: str = "", value: str = "") -> None:
+        """Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value."""
+
     def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
         partitions.
@@ -131,6 +134,9 @@ class Admin(ClosedAfterWith):
         """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
         A topic of the same name that another program creates in the meantime is not deleted.
         """
+
+    def describe_broker(self, *, tasks: bool = False, metrics: bool = False) -> values.BrokerDescription:
+        """Returns what the broker that is asked says of itself: clock, limit of open files, settings in force."""
 
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
         """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
@@ -256,6 +262,9 @@ class Admin(ClosedAfterWith):
 
     def remove_namespace_properties(self, name: str, *keys: str) -> None:
         """Removes properties of a namespace; without `keys` all of them. A missing key is ignored."""
+
+    def remove_setting(self, *, name: str = "") -> None:
+        """Removes what `change_setting` changed: each broker has its own value again. InvalidRequest."""
 
     def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """Removes fields from the policies of a topic, like remove_namespace_policies."""

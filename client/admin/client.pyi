@@ -113,6 +113,15 @@ class AdminClient(ClosedAfterAsyncWith):
     async def why_kept(self, topic: str) -> values.WhyKept:
         """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""
 
+    async def describe_broker(self, *, tasks: bool = False, metrics: bool = False) -> values.BrokerDescription:
+        """Returns what the broker that is asked says of itself: clock, limit of open files, settings in force."""
+
+    async def change_setting(self, *, name: str = "", value: str = "") -> None:
+        """Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value."""
+
+    async def remove_setting(self, *, name: str = "") -> None:
+        """Removes what `change_setting` changed: each broker has its own value again. InvalidRequest."""
+
     async def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
         did not answer within 5 s.

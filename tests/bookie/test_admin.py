@@ -165,6 +165,19 @@ def test_the_state_of_a_bookie() -> None:
     with_cluster(main)
 
 
+def test_a_bookie_reports_its_clock_and_how_long_its_syncs_take() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_logs(cluster)
+        report = await ask(caller, "report")
+        assert (report["bookie"], report["version"]) == (bookie.id, PRODUCT)
+        assert report["syncs"] > 0
+        assert 0 <= report["syncP50Seconds"] <= report["syncP99Seconds"]
+        assert report["clockMs"] == cluster.simulation.world(NODE).clock.wall_ms()
+        assert report["openFilesMax"] > 0
+
+    with_cluster(main)
+
+
 def test_a_pass_that_refused_to_delete_is_seen_until_one_does_not() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster, 12)

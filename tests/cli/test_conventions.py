@@ -57,7 +57,7 @@ OPTIONS = {
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
     "source_url": ("--from", "pulsar://127.0.0.1:1"), "topics": ("--topics", "t"),
     "actions": ("-a", "consume"), "mode": ("-m", "Prefix"), "keys": ("-k", "owner"),
-    "database_url": ("-d", "sqlite:///none.db"),
+    "database_url": ("-d", "sqlite:///none.db"), "setting": ("-c", "log_level"), "value": ("-v", "debug"),
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.rest import application
 from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, RouteRow
 from magnetar.broker.server import SHARES as OF_BROKER
+from magnetar.cli.admin.doctor import CHECKS, OFFLINE
+from magnetar.cli.admin.support_bundle import FILES
 from magnetar.cli.common.exits import exit_code_of
 from magnetar.cli.main import COMMANDS
 from magnetar.cli.run.metrics import SECOND
@@ -196,6 +198,20 @@ def commands_table() -> str:
     return "\n".join(["| command | what for |", "|---|---|", *rows])
 
 
+def checks_table() -> str:
+    """One row per check of `magnetar doctor`, in the order in which it makes them."""
+    lines = ["| code | what is looked at |", "|---|---|"]
+    lines += [f"| `{each.code}` | {each.what} |" for each in CHECKS]
+    lines += [f"| `{each.code}` | with `--offline DIR`: {each.what} |" for each in OFFLINE]
+    return "\n".join(lines)
+
+
+def bundle_table() -> str:
+    """One row per kind of file of a support bundle."""
+    lines = ["| file | what is in it |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {each.name} | {each.what} |" for each in FILES)])
+
+
 TABLES: dict[str, Table] = {
     **{
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
@@ -222,6 +238,8 @@ TABLES: dict[str, Table] = {
             "rpcs and frames": recipes.rpcs_table,
         }.items()
     },
+    "checks of doctor": Table("docs/operations.md", checks_table),
+    "files of a support bundle": Table("docs/operations.md", bundle_table),
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/design/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),

@@ -25,6 +25,7 @@ from magnetar.broker.server import Broker
 from magnetar.client.client import Client
 from magnetar.client.connect.world import client_world
 from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.runtime import config, logs
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import World
 from tests.broker.rest.http import Http, serving
@@ -106,6 +107,8 @@ def still(world: World) -> World:
 async def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     real: Callable[..., World] = support.real_world
     monkeypatch.setattr(support, "real_world", lambda seed: still(real(seed)))
+    monkeypatch.setattr(config, "_SOURCES", {})  # of what other tests of this process loaded
+    monkeypatch.setattr(logs, "level_in_force", lambda: "info")
     async with (
         serving(folder, cluster="standalone", name="broker-1") as (http, broker, _),
         Client(f"magnetar://{broker.endpoint}", world=still(client_world())) as client,

@@ -177,6 +177,17 @@ brokers list
 brokers list -o json
 brokers drain none
 brokers undrain none
+brokers list-dynamic-config
+brokers update-dynamic-config --config metrics_topics --value none
+brokers update-dynamic-config --config metrics_topics --value some
+brokers update-dynamic-config -c listen -v h:1
+brokers update-dynamic-config -c maxTopicsPerNamespace -v 0 -o json
+brokers get-all-dynamic-config
+brokers get-runtime-config --changed
+brokers delete-dynamic-config --config metrics_topics
+brokers delete-dynamic-config --config maxTopicsPerNamespace -o json
+brokers delete-dynamic-config --config none
+brokers get-all-dynamic-config -o json
 transactions list -o json
 transactions list -c {coordinator} -o json
 transactions list -c 99

@@ -51,12 +51,14 @@ GET {BK}/configuration
 GET {BK}/configuration/runtime
 POST {BK}/configuration/message_ttl_s/60
 POST {BK}/configuration/subscriptionTypesEnabled/Shared,Failover
+POST {BK}/configuration/allowAutoTopicCreation/true
 POST {BK}/configuration/max_message_bytes/60
 POST {BK}/configuration/message_ttl_s/soon
 POST {BK}/configuration/retention_minutes/5
 GET {BK}/configuration/values
 DELETE {BK}/configuration/message_ttl_s
 DELETE {BK}/configuration/subscription_types
+DELETE {BK}/configuration/auto_topic_creation
 DELETE {BK}/configuration/listen
 GET {BK}/internal-configuration
 PUT /admin/v3/brokers/none/drain

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
-from magnetar.broker.rest.call import BadRequest
-from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, changed_settings, parse_policy_value, removed_fields
 from magnetar.broker.server import Broker
+from magnetar.broker.session.settings import (
+    CHANGING,
+    PULSAR,
+    SHOWN,
+    changed_settings,
+    parse_setting_value,
+    removed_fields,
+)
+from magnetar.metadata.records import PoliciesRecord
+from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.policies import Policies
 from tests.broker.rest.http import V2, Http, T, serving
 
@@ -80,19 +88,20 @@ async def test_what_does_not_change_at_run_time_is_refused_as_by_pulsar(tmp_path
 
 def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> None:
     assert set(DYNAMIC) | set(FIXED) == set(NAMES)
-    assert len(set(SHOWN)) == len(SHOWN) == len(DYNAMIC)
-    assert set(PULSAR) <= set(DYNAMIC)
+    assert len(set(SHOWN)) == len(SHOWN) == len(CHANGING)
+    assert set(PULSAR) <= set(CHANGING)
     values = {
         "auto_subscription_creation": False, "inactive_mode": "delete_when_no_subscriptions", "message_ttl_s": 5,
         "subscription_types": ("Shared", "Failover"), "dead_letter_backoff_s": (1.0, 60.5), "dead_letter_topic": "a,b",
         "schema_compatibility": "forward", "retention_minutes": -1,
     }  # fmt: skip
     for name, value in values.items():
-        texts = changed_settings(Policies(**{name: value}))  # type: ignore[arg-type]
+        texts = changed_settings(PoliciesRecord(policies=Policies(**{name: value})))  # type: ignore[arg-type]
         assert list(texts) == [PULSAR.get(name, name)]
         for spelt in (name, *texts):
-            assert parse_policy_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
-    assert changed_settings(Policies(auto_subscription_creation=False)) == {"allowAutoSubscriptionCreation": "false"}
+            assert parse_setting_value(spelt, texts[PULSAR.get(name, name)]) == {name: value}
+    off = PoliciesRecord(policies=Policies(auto_subscription_creation=False), properties={"log_level": "debug"})
+    assert changed_settings(off) == {"allowAutoSubscriptionCreation": "false", "log_level": "debug"}
 
 
 def test_retention_that_is_set_together_goes_together() -> None:
@@ -101,7 +110,7 @@ def test_retention_that_is_set_together_goes_together() -> None:
         removed_fields("retention_minutes") == ("retention_minutes", "retention_mib") == removed_fields("retention_mib")
     )
     assert removed_fields(RATE) == ("dispatch_rate_messages",)
-    with pytest.raises(BadRequest):
+    with pytest.raises(InvalidRequest):
         removed_fields("nonsense")
 
 

@@ -1,0 +1,186 @@
+"""What a broker says of its own process, and the settings of all brokers that change while they run.
+
+    describe_broker(broker)                        its clock, limit of open files, settings with their sources
+    parse_setting_name("maxTopicsPerNamespace")    our name of it: `max_topics`
+    await change_setting(broker, name, text)       stored in the metadata; every broker applies it within a second or so
+    await remove_setting(broker, name)             each broker has its own value again
+
+Settings that change are the policies that namespaces inherit (`DYNAMIC`), and those of `RuntimeSettings`; all brokers
+use them instead of those with which each was started. If Pulsar can change the same setting at run time, it is shown by
+Pulsar's name; both names are accepted. A value is text; items of a list are separated by commas. What is changed is in
+one record of the metadata (metadata/paths.py `BROKER_POLICIES`), which the watch of PolicyCache follows.
+Guarding tests: tests/broker/rest/test_configuration.py, tests/broker/session/test_settings.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import CoroutineType
+from typing import Any
+
+import msgspec
+
+from ...metadata.records import PoliciesRecord
+from ...proto.errors import InvalidRequest
+from ...proto.policies import RETENTIONS, Policies
+from ...proto.statistics import BrokerDescription, BrokerSetting
+from ...proto.versions import PRODUCT
+from ...runtime import logs
+from ...runtime.config import source_of
+from ...runtime.descriptors import PROCESS
+from ...runtime.metrics import Page
+from ...runtime.metrics_server import as_text
+from ...runtime.network import Endpoint
+from ..common.config import DYNAMIC, NAMES, RUNTIME, BrokerConfig, RuntimeSettings
+from ..node.topic_manager import TopicManager
+
+PULSAR: dict[str, str] = {
+    "auto_subscription_creation": "allowAutoSubscriptionCreation",
+    "auto_topic_creation": "allowAutoTopicCreation",
+    "dispatch_rate_bytes": "dispatchThrottlingRatePerTopicInByte",
+    "dispatch_rate_messages": "dispatchThrottlingRatePerTopicInMsg",
+    "inactive_mode": "brokerDeleteInactiveTopicsMode",
+    "max_topics": "maxTopicsPerNamespace",
+    "publish_rate_bytes": "maxPublishRatePerTopicInBytes",
+    "publish_rate_messages": "maxPublishRatePerTopicInMessages",
+    "schema_auto_update": "isAllowAutoUpdateSchemaEnabled",
+    "subscribe_rate": "subscribeThrottlingRatePerConsumer",
+    "subscribe_rate_period_s": "subscribeRatePeriodPerConsumerInSecond",
+    "subscription_dispatch_rate_bytes": "dispatchThrottlingRatePerSubscriptionInByte",
+    "subscription_dispatch_rate_messages": "dispatchThrottlingRatePerSubscriptionInMsg",
+    "subscription_types": "subscriptionTypesEnabled",
+}
+"""Our name → Pulsar's name of a setting with the same meaning and unit."""
+CHANGING = (*DYNAMIC, *RUNTIME)
+"""Our names of all settings that change while brokers run."""
+_OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in CHANGING}
+_LISTS = ("dead_letter_backoff_s", "subscription_types")
+SHOWN = tuple(PULSAR.get(name, name) for name in CHANGING)
+PAGE_BYTES_MAX = 4 << 20
+"""Most bytes of a page of metrics in an answer; what follows is left out, with a line that says so."""
+TASKS_MAX, FRAMES_MAX = 2_000, 12
+"""Tasks of a dump, and calls of each."""
+
+
+# ----------------------------------------------------------------------------------------------------- changing
+def parse_setting_name(name: str) -> str:
+    """Returns Magnetar's name of a setting that has that name, or Pulsar's. Raises InvalidRequest if it is unknown or
+    cannot change at run time."""
+    if name not in _OURS:
+        raise InvalidRequest(
+            f"the setting {name[:100]!r} does not change while brokers run; those that do: "
+            "magnetar brokers list-dynamic-config"
+        )
+    return _OURS[name]
+
+
+def parse_setting_value(name: str, text: str) -> dict[str, Any]:
+    """Returns the field of Policies or RuntimeSettings for a setting, with its value parsed from `text`. Raises
+    InvalidRequest."""
+    ours = parse_setting_name(name)
+    value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
+    try:
+        found = msgspec.convert({ours: value}, RuntimeSettings if ours in RUNTIME else Policies, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidRequest(str(error)) from error
+    return {ours: getattr(found, ours)}
+
+
+def removed_fields(name: str) -> tuple[str, ...]:
+    """Returns the settings to remove when this one is removed: also those that can only be set together with it."""
+    ours = parse_setting_name(name)
+    return next((pair for pair in RETENTIONS if ours in pair), (ours,))
+
+
+async def change_setting(broker: TopicManager, name: str, text: str) -> None:
+    """Changes a setting of all brokers; this one has applied it when this returns. Raises InvalidRequest."""
+    ours, given = parse_setting_name(name), parse_setting_value(name, text)
+    if ours in RUNTIME:
+        await broker.policies.change_runtime(ours, to_java_text(given[ours]))
+    else:
+        await broker.policies.change_policies(None, None, Policies(**given))
+
+
+async def remove_setting(broker: TopicManager, name: str) -> None:
+    """Removes the change of a setting: each broker has its own value of it again. Raises InvalidRequest."""
+    ours = parse_setting_name(name)
+    if ours in RUNTIME:
+        await broker.policies.change_runtime(ours, None)
+    else:
+        await broker.policies.change_policies(None, None, Policies(), removed_fields(name))
+
+
+def changed_settings(record: PoliciesRecord) -> dict[str, str]:
+    """Returns the settings that are changed for all brokers, with their values as text; by Pulsar's name where Pulsar
+    has that setting."""
+    values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
+    values += [(name, record.properties.get(name)) for name in RUNTIME]
+    return {PULSAR.get(name, name): to_java_text(value) for name, value in values if value is not None}
+
+
+def to_java_text(value: object) -> str:
+    """Returns a value as text, in the form in which Java writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple) and not isinstance(value, Endpoint):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+# --------------------------------------------------------------------------------------------------- describing
+async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
+    """Returns what this broker says of itself. Asks nobody."""
+    settings = list_settings(broker)
+    page = await _metrics_page(broker) if metrics else ""
+    return BrokerDescription(
+        broker.name, PRODUCT, broker.world.clock.wall_ms(), PROCESS.limit, settings, dump_tasks() if tasks else "", page
+    )
+
+
+def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
+    """Returns the settings in force at this broker, with their sources. A changed one has the source `dynamic`."""
+    config, changed = broker.config, {_OURS[name] for name in changed_settings(broker.policies.of_brokers)}
+    found = list[BrokerSetting]()
+    for name in config.__struct_fields__:
+        value: object = getattr(config, name)
+        if name in NAMES:
+            value = getattr(broker.policies.defaults, name)
+        elif name in RUNTIME:
+            value = getattr(broker, name)
+        source = "dynamic" if name in changed else source_of(BrokerConfig, "broker", name, value)
+        found.append(BrokerSetting(name, to_java_text(value), source, name in CHANGING))
+    level = "dynamic" if "log_level" in changed else "option"
+    return (*found, BrokerSetting("log_level", logs.level_in_force(), level, dynamic=True))
+
+
+async def _metrics_page(broker: TopicManager) -> str:
+    page, size, pieces = Page(), 0, list[bytes]()
+    await broker.measure(page)
+    for piece in as_text(page):
+        size += len(piece)
+        if size > PAGE_BYTES_MAX:
+            pieces.append(b"# the rest is left out: metrics_topics makes the page smaller\n")
+            break
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    return b"".join(pieces).decode()
+
+
+def dump_tasks() -> str:
+    """Returns where each task of this event loop waits: its name, and the calls from the outermost one on, as file,
+    line and function. It has no value of any variable."""
+    lines = list[str]()
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    for task in tasks[:TASKS_MAX]:
+        lines.append(task.get_name())
+        call: Any = task.get_coro()
+        for _ in range(FRAMES_MAX):
+            if not isinstance(call, CoroutineType) or call.cr_frame is None:
+                break
+            frame = call.cr_frame
+            file = "/".join(frame.f_code.co_filename.replace("\\", "/").split("/")[-3:])
+            lines.append(f"  {file}:{frame.f_lineno} {frame.f_code.co_name}")
+            call = call.cr_await
+    if len(tasks) > TASKS_MAX:
+        lines.append(f"{len(tasks) - TASKS_MAX} more")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,562 @@
+"""`magnetar doctor`: goes through the checks of one table, and says what is wrong and which command helps.
+
+    facts = gather(session)            plain records: brokers, bookies, quorums, subscriptions, settings
+    findings = examine(facts)          each check of CHECKS decides by them alone
+    findings = examine_directory(dir)  OFFLINE: of a data directory whose server need not run
+
+A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
+Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.
+What cannot be known (a bookie of an older version, no --backup) is said and is no finding.
+Guarding tests: tests/cli/test_doctor.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+
+from ...runtime.clock import SystemClock
+from ..common.exits import FAILED
+from ..common.session import Session
+from ..storage.admin_port import with_operator
+from .status import (
+    OLD_S,
+    Alarm,
+    broker_row,
+    find_alarms,
+    format_age,
+    largest,
+    list_known_bookies,
+    repair_state,
+)
+
+if TYPE_CHECKING:
+    from ...proto.statistics import ClusterSummary
+
+Row = Mapping[str, Any]
+
+SYNC_WRONG_S, SYNC_SLOW_S = 0.1, 0.03
+"""p99 of a journal's sync: publishes wait for it. A disk with a capacitor takes 1 ms, a hard disk 10 to 30."""
+SKEW_WRONG_MS, SKEW_MS = 5_000, 500
+"""Times of messages, retention and TTL are those of brokers."""
+FILES_ENOUGH = 4_096
+FREE_WRONG, FREE_LOW = 0.05, 0.15
+"""Share of a disk: as in cli/admin/status.py."""
+SKEWED = 3.0
+"""Times of the mean, from which the busiest partition is called skewed; below MESSAGES_S it does not matter."""
+MESSAGES_S = 100.0
+BACKUP_OLD_S = 86_400.0
+FORGOTTEN_S = 7 * 86_400.0
+"""Age of the oldest message from which a subscription without consumers needs somebody."""
+NAMESPACES, TOPICS, BASES = 50, 20, 10
+"""Namespaces whose quorums, topics whose subscriptions, and topics whose partitions are looked at."""
+BROKER_S = 5.0
+SYNCS = 20
+"""Writes that measure a disk, of 4 KiB each."""
+
+
+@dataclass
+class Facts:
+    """What the checks look at: plain records, so that a test can write them down."""
+
+    now_ms: int
+    brokers: Sequence[Row] = ()  # as of `status`
+    silent: Sequence[str] = ()
+    bookies: Sequence[Row] = ()  # as of `status`
+    repair: Row | None = None
+    oldest: Sequence[Row] = ()  # TopicRow
+    described: Mapping[str, Row] = field(default_factory=dict)  # endpoint → BrokerDescription, askedMs, answeredMs
+    unreachable: Mapping[str, str] = field(default_factory=dict)  # endpoint → why not, from here
+    reports: Mapping[str, Row] = field(default_factory=dict)  # bookie → its report, askedMs, answeredMs
+    racks: Mapping[str, str] = field(default_factory=dict)  # registered bookie → rack
+    quorums: Sequence[tuple[str, int, int, int]] = ()  # namespace, ensemble, write and ack quorum
+    unread: Sequence[tuple[str, str, int, int]] = ()  # topic, subscription without consumers, backlog, oldest_ms
+    partitions: Sequence[Row] = ()  # TopicRow of topics with partitions
+    backup_ms: int | None = None  # of the newest file
+    version: str = ""  # of this command
+    url: str = ""
+
+
+class Check(NamedTuple):
+    """A row of the table: what it looks at, and the function that finds what is wrong, or says why it cannot know."""
+
+    code: str
+    what: str
+    find: Callable[[Facts], Iterable[Alarm] | str]
+
+
+def examine(facts: Facts) -> tuple[list[Alarm], dict[str, str]]:
+    """Returns the findings, the urgent ones first, and per check (code) its state: ok, look, wrong, or why it is not
+    known."""
+    findings, states = list[Alarm](), dict[str, str]()
+    for check in CHECKS:
+        answer = check.find(facts)
+        if isinstance(answer, str):
+            states[check.code] = answer
+            continue
+        mine = [each._replace(code=check.code) for each in answer]
+        findings += mine
+        states[check.code] = "wrong" if any(each.needed for each in mine) else "look" if mine else "ok"
+    return sorted(findings, key=lambda each: (not each.needed, each.code)), states
+
+
+# ------------------------------------------------------------------------------------------------------- checks
+def _alarms(code: str) -> Callable[[Facts], list[Alarm]]:
+    def find(facts: Facts) -> list[Alarm]:
+        found = find_alarms(facts.brokers, facts.silent, facts.bookies, facts.repair, facts.oldest, facts.now_ms)
+        return [each for each in found if each.code == code]
+
+    return find
+
+
+def _reachable(facts: Facts) -> Iterator[Alarm]:
+    yield from _alarms("D01")(facts)
+    for endpoint, why in sorted(facts.unreachable.items()):
+        text = f"A broker is advertised as {endpoint}, and does not answer there from here: {why}"
+        yield Alarm(text, "magnetar brokers list")
+    host = urlsplit(facts.url).hostname or ""
+    if host and not _is_loopback(host):
+        for each in facts.brokers:
+            if _is_loopback(each["endpoint"].rpartition(":")[0]):
+                text = f"Broker {each['broker']} is advertised as {each['endpoint']}, which is another machine's own."
+                yield Alarm(text, "magnetar broker --advertise HOST:PORT")
+
+
+def _is_loopback(host: str) -> bool:
+    return host.strip("[]") in ("localhost", "::1", "0.0.0.0", "::") or host.startswith("127.")
+
+
+def _syncs(facts: Facts) -> Iterable[Alarm] | str:
+    found = {name: each for name, each in facts.reports.items() if each["syncs"]}
+    return _slow_syncs(found) if found else "no bookie says how long its syncs take"
+
+
+def _slow_syncs(reports: Mapping[str, Row]) -> Iterator[Alarm]:
+    for name, each in sorted(reports.items()):
+        took = each["syncP99Seconds"]
+        if took > SYNC_SLOW_S:
+            text = f"A sync of the journal of bookie {name[:8]} takes {took * 1000:.0f} ms (p99): each publish waits."
+            yield Alarm(text, "magnetar doctor --offline DIR", needed=took > SYNC_WRONG_S)
+
+
+def _clocks(facts: Facts) -> Iterator[Alarm]:
+    told = [(f"broker {each['name']}", each["clock_ms"], each) for each in facts.described.values()]
+    told += [(f"bookie {name[:8]}", each["clockMs"], each) for name, each in facts.reports.items()]
+    for who, clock_ms, each in sorted(told, key=lambda one: one[0]):
+        early, late = each["askedMs"] - clock_ms, clock_ms - each["answeredMs"]
+        skew = max(early, late)
+        if skew > SKEW_MS:
+            way = "behind" if early > late else "ahead of"
+            text = f"The clock of {who} is {skew / 1000:.1f} s {way} this machine's."
+            yield Alarm(text, "timedatectl status", needed=skew > SKEW_WRONG_MS)
+
+
+def _files(facts: Facts) -> Iterator[Alarm]:
+    limits = [(f"broker {each['name']}", each["open_files_max"]) for each in facts.described.values()]
+    limits += [(f"bookie {name[:8]}", each["openFilesMax"]) for name, each in facts.reports.items()]
+    for who, limit in sorted(limits):
+        if limit < FILES_ENOUGH:
+            text = f"The process of {who} may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."
+            yield Alarm(text, "systemctl edit SERVICE  # LimitNOFILE=1048576")
+
+
+def _versions(facts: Facts) -> Iterator[Alarm]:
+    running = {each["version"] for each in facts.brokers} | {each["version"] for each in facts.reports.values()}
+    if len(running) > 1:
+        text = f"Servers run different versions: {', '.join(sorted(running))}. Finish the upgrade."
+        yield Alarm(text, "magnetar status", needed=False)
+    elif running and facts.version and {facts.version} != running:
+        text = f"This command is of version {facts.version}, the servers of {running.pop()}."
+        yield Alarm(text, "magnetar --version", needed=False)
+
+
+def _quorums(facts: Facts) -> Iterator[Alarm]:
+    writable = sum(each["state"] == "writable" for each in facts.bookies)
+    for namespace, ensemble, write, ack in facts.quorums:
+        helps = f"magnetar namespaces get-persistence {namespace}"
+        if writable < ensemble:
+            text = f"Namespace {namespace} asks for {ensemble} bookies ({write} copies), and {writable} take writes."
+            yield Alarm(text, helps)
+        elif writable == ensemble and writable > 1:
+            text = f"Namespace {namespace} needs all of the {writable} bookies: without one it writes fewer copies."
+            yield Alarm(text, helps, needed=False)
+        if ack == 1 and writable > 1:
+            text = f"Namespace {namespace} confirms a message with one copy: a lost disk may lose it."
+            yield Alarm(text, helps, needed=False)
+
+
+def _racks(facts: Facts) -> Iterator[Alarm]:
+    known = set(facts.racks.values())
+    without = [name for name, rack in facts.racks.items() if rack in ("", "/default", "/default-rack")]
+    if without and len(without) < len(facts.racks):
+        text = f"{len(without)} of {len(facts.racks)} bookies have no rack, among them {min(without)[:8]}."
+        yield Alarm(text, "magnetar bookies set-rack BOOKIE RACK", needed=False)
+    wanted = max((int(_setting(facts, "min_racks_per_write_quorum", "1")), 1))
+    if facts.racks and len(known) < wanted:
+        text = f"Copies of an entry are to be in {wanted} racks, and the bookies are in {len(known)}."
+        yield Alarm(text, "magnetar bookies racks")
+
+
+def _setting(facts: Facts, name: str, default: str) -> str:
+    for each in facts.described.values():
+        for one in each["settings"]:
+            if one["name"] == name:
+                return str(one["value"])
+    return default
+
+
+def _unread(facts: Facts) -> Iterator[Alarm]:
+    yield from _alarms("D12")(facts)
+    for topic, name, backlog, oldest_ms in facts.unread:
+        age_s = (facts.now_ms - oldest_ms) / 1000 if oldest_ms else 0.0
+        since = f", the oldest for {format_age(age_s)}" if age_s > OLD_S else ""
+        text = f"Subscription {name} of {topic} has no consumer, and keeps {backlog:,} messages{since}."
+        yield Alarm(text, f"magnetar why {topic} {name}", needed=age_s > FORGOTTEN_S)
+
+
+def _skewed(facts: Facts) -> Iterator[Alarm]:
+    groups: dict[str, dict[str, Row]] = defaultdict(dict)
+    for each in facts.partitions:
+        groups[each["name"].rpartition("-partition-")[0]][each["name"]] = each
+    for base, parts in sorted(groups.items()):
+        rates = {name: each["rate_in"] for name, each in parts.items()}
+        total, busiest = sum(rates.values()), max(rates, key=lambda name: (rates[name], name))
+        if len(parts) > 1 and total >= MESSAGES_S and rates[busiest] > SKEWED * total / len(parts):
+            share = rates[busiest] / total
+            text = f"Partition {busiest.rpartition('-')[2]} of {base} gets {share:.0%} of the messages of {len(parts)}."
+            yield Alarm(f"{text} Do most have one key?", f"magnetar topics partitioned-stats {base}", needed=False)
+
+
+class Risk(NamedTuple):
+    """A value of a broker's setting that somebody may not have meant."""
+
+    setting: str
+    is_risky: Callable[[str], bool]
+    text: str
+
+
+RISKS = (
+    Risk("log_level", lambda text: text == "debug", "each request may be a line of the log"),
+    Risk("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
+    Risk("session_lost_grace_s", lambda text: float(text) == 0, "topics close when the metadata is away for a moment"),
+    Risk("drain_timeout_s", lambda text: float(text) == 0, "clients wait longer when a broker is restarted"),
+    Risk("cursor_flush_s", lambda text: float(text) > 10, "a crash redelivers so much"),
+    Risk("retention_minutes", lambda text: text == "-1", "nothing is ever deleted: the disks fill"),
+    Risk("orphan_age_s", lambda text: float(text) < 600, "a ledger that is about to be listed may be deleted"),
+    Risk("authorization_allow_wildcards_matching", lambda text: text == "true", "a role `*` is every caller"),
+)  # fmt: skip
+
+
+def _risky(facts: Facts) -> Iterable[Alarm] | str:
+    if not facts.described:
+        return "no broker says its settings"
+    found = dict[tuple[str, str], Alarm]()
+    for each in facts.described.values():
+        values = {one["name"]: one for one in each["settings"]}
+        for risk in RISKS:
+            one = values.get(risk.setting)
+            if one is not None and risk.is_risky(one["value"]):
+                text = f"{risk.setting} is {one['value']} ({one['source']}): {risk.text}."
+                found[risk.setting, one["value"]] = Alarm(text, "magnetar brokers get-runtime-config", needed=False)
+    parts = urlsplit(facts.url)
+    if parts.scheme in ("magnetar", "pulsar") and parts.hostname and not _is_loopback(parts.hostname):
+        text = "Clients talk to the brokers in clear, and no certificate says who they are."
+        found["tls", ""] = Alarm(text, "magnetar security --help", needed=False)
+    return found.values()
+
+
+def _backup(facts: Facts) -> Iterable[Alarm] | str:
+    if facts.backup_ms is None:
+        return "--backup DIR says where the backups of the metadata are"
+    age_s = (facts.now_ms - facts.backup_ms) / 1000
+    if age_s <= BACKUP_OLD_S:
+        return ()
+    when = f"is {format_age(age_s)} old" if facts.backup_ms else "does not exist"
+    return (Alarm(f"The newest backup of the metadata {when}.", "magnetar metadata backup"),)
+
+
+CHECKS = (
+    Check("D01", "each registered broker answers, at its advertised address, from here", _reachable),
+    Check("D02", "no event loop is busy most of its time", _alarms("D02")),
+    Check("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
+    Check("D04", "space on the disks of bookies", _alarms("D04")),
+    Check("D05", "each ledger has its copies, and auto-recovery is enabled", _alarms("D05")),
+    Check("D06", "how long a sync of each journal takes (p99 since the start)", _syncs),
+    Check("D07", "clocks of servers differ little from this machine's", _clocks),
+    Check("D08", "servers may have enough files open", _files),
+    Check("D09", "all servers and this command have one version", _versions),
+    Check("D10", "quorums of namespaces fit the bookies that take writes", _quorums),
+    Check("D11", "bookies have racks, and as many as the copies need", _racks),
+    Check("D12", "old messages, and subscriptions without consumers that hold data", _unread),
+    Check("D13", "partitions of a topic get about as many messages", _skewed),
+    Check("D14", "settings that somebody may not have meant", _risky),
+    Check("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup),
+)
+"""What `magnetar doctor` looks at, in this order."""
+
+
+# -------------------------------------------------------------------------------------------------------- facts
+def gather(session: Session, backup: str | None) -> Facts:
+    """Asks the cluster for the facts. What a server does not say is left out."""
+    from ...proto.versions import PRODUCT
+    from ..storage.admin_port import find_bookies
+
+    now_ms = SystemClock().wall_ms()
+    summary = session.admin.broker_summaries()
+    described, unreachable = _describe(session, summary)
+    bookies = session.admin.bookies()
+    return Facts(
+        now_ms=now_ms, brokers=[broker_row(asdict(each), now_ms) for each in summary.brokers], silent=summary.silent,
+        bookies=list_known_bookies(session), repair=repair_state(session), oldest=largest(summary, "age", TOPICS),
+        described=described, unreachable=unreachable,
+        reports=_reports(session) if bookies and find_bookies(session, None) else {},
+        racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
+        unread=_read_unread(session, summary), partitions=_read_partitions(session, summary),
+        backup_ms=newest_file_ms(backup), version=PRODUCT, url=session.url,
+    )  # fmt: skip
+
+
+def _describe(session: Session, summary: ClusterSummary) -> tuple[dict[str, Row], dict[str, str]]:
+    """Asks each broker at the address that look-ups answer: what it says, and why others do not, by address."""
+    from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized, WrongProtocol
+
+    described, unreachable = dict[str, Row](), dict[str, str]()
+    for broker in session.admin.brokers():
+        other = session.at(broker.endpoint).brief(BROKER_S)
+        asked_ms = SystemClock().wall_ms()
+        try:
+            found = asdict(other.admin.describe_broker())
+            described[broker.endpoint] = {**found, "askedMs": asked_ms, "answeredMs": SystemClock().wall_ms()}
+        except (Unauthenticated, Unauthorized):
+            raise
+        except MagnetarError as error:
+            if isinstance(error, WrongProtocol) and "no method" in str(error):
+                continue  # a broker of an older version
+            unreachable[broker.endpoint] = str(error)
+        finally:
+            other.close()
+    return described, unreachable
+
+
+def _reports(session: Session) -> dict[str, Row]:
+    from ..storage.admin_port import ask_answering
+
+    asked_ms = SystemClock().wall_ms()
+    found = ask_answering(session, "report")
+    return {
+        name: {**each, "askedMs": asked_ms, "answeredMs": SystemClock().wall_ms()} for name, each in found.items()
+    }
+
+
+def _read_quorums(session: Session, summary: ClusterSummary) -> list[tuple[str, int, int, int]]:
+    from ...proto.errors import MagnetarError
+
+    names = sorted({each.name for broker in summary.brokers for each in broker.namespaces} | {"public/default"})
+    found = []
+    for name in names[:NAMESPACES]:
+        try:
+            one = session.admin.namespace_policies(name, applied=True)
+        except MagnetarError:
+            continue  # it was deleted meanwhile
+        found.append((name, one.ensemble_size or 1, one.write_quorum or 1, one.ack_quorum or 1))
+    return found
+
+
+def _read_unread(session: Session, summary: ClusterSummary) -> list[tuple[str, str, int, int]]:
+    from ...proto.errors import MagnetarError
+
+    found = list[tuple[str, str, int, int]]()
+    for row in largest(summary, "backlog", TOPICS):
+        try:
+            stats = session.admin.topic_stats(row["name"]) if row["backlog"] else None
+        except MagnetarError:
+            continue
+        found += [
+            (row["name"], each.name, each.backlog, each.oldest_ms)
+            for each in (stats.subscriptions if stats is not None else ())
+            if each.durable and each.backlog and not each.consumers
+        ]
+    return found
+
+
+def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
+    busy = largest(summary, "traffic", 50)
+    bases = list(dict.fromkeys(
+        row["name"].rpartition("-partition-")[0] for row in busy if "-partition-" in row["name"] and row["rate_in"]
+    ))  # fmt: skip
+    found = list[Row]()
+    for base in bases[:BASES]:
+        found += map(asdict, session.admin.topic_page(prefix=f"{base}-partition-", limit=200).topics)
+    return found
+
+
+def newest_file_ms(place: str | None) -> int | None:
+    """Returns when the newest file of a folder, or the file itself, was written; 0 if there is none, None if no place
+    is given."""
+    if place is None:
+        return None
+    path = Path(place)
+    files = [path] if path.is_file() else [each for each in path.glob("*") if each.is_file()] if path.is_dir() else []
+    return max((int(each.stat().st_mtime * 1000) for each in files), default=0)
+
+
+# ------------------------------------------------------------------------------------------------------ offline
+class OfflineCheck(NamedTuple):
+    """As Check, of a data directory."""
+
+    code: str
+    what: str
+    find: Callable[[Path], Iterable[Alarm] | str]
+
+
+def examine_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
+    """As `examine`, of a data directory; of its files it reads those of bookies that say what they are. It writes and
+    removes one file."""
+    findings, states = list[Alarm](), dict[str, str]()
+    for check in OFFLINE:
+        answer = check.find(directory)
+        mine = [] if isinstance(answer, str) else [each._replace(code=check.code) for each in answer]
+        findings += mine
+        state = "wrong" if any(each.needed for each in mine) else "look" if mine else "ok"
+        states[check.code] = answer if isinstance(answer, str) else state
+    return sorted(findings, key=lambda each: (not each.needed, each.code)), states
+
+
+def _space(directory: Path) -> Iterator[Alarm]:
+    import shutil
+
+    usage = shutil.disk_usage(directory)
+    free = usage.free / usage.total if usage.total else 1.0
+    if free < FREE_LOW:
+        text = f"The disk of {directory} has {free:.0%} left ({usage.free >> 20:,} MiB); at 5 % a bookie is read-only."
+        yield Alarm(text, f"df -h {directory}", needed=free < FREE_WRONG)
+
+
+def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
+    try:
+        took = measure_sync(directory)
+    except OSError as error:
+        return f"{directory} takes no file: {error.strerror}"
+    if took <= SYNC_SLOW_S:
+        return ()
+    text = f"A write and a sync on the disk of {directory} take {took * 1000:.0f} ms (the slowest but one of {SYNCS})."
+    return (Alarm(text, "iostat -x 1", needed=took > SYNC_WRONG_S),)
+
+
+def measure_sync(directory: Path) -> float:
+    """Returns the seconds that a write of 4 KiB and its sync take in the directory: the slowest but one."""
+    name = directory / f".magnetar-doctor-{os.getpid()}"
+    clock, took = SystemClock(), list[float]()
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        for _ in range(SYNCS):
+            began = clock.monotonic()
+            os.write(descriptor, bytes(4096))
+            os.fsync(descriptor)
+            took.append(clock.monotonic() - began)
+    finally:
+        os.close(descriptor)
+        name.unlink()
+    return sorted(took)[-2]
+
+
+def _own_files(directory: Path) -> Iterator[Alarm]:
+    from ...runtime.descriptors import raise_limit
+
+    if (limit := raise_limit()) < FILES_ENOUGH:
+        text = f"A process of this shell may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."
+        yield Alarm(text, "ulimit -Hn")
+
+
+def _whole(directory: Path) -> Iterable[Alarm] | str:
+    from ...bookie.inspect.snapshot import take_snapshot
+    from ...proto.errors import NotFound
+    from ...runtime.process import real_world
+
+    places = [directory, *sorted(each for each in directory.glob("bookie-*") if each.is_dir())]
+    found, seen = list[Alarm](), 0
+    for place in places:
+        try:
+            snapshot = take_snapshot(real_world().files, str(place))
+        except NotFound:
+            continue
+        seen += 1
+        for path, offset, reason in snapshot.damages:
+            text = f"{path} is damaged at offset {offset}: {reason}"
+            found.append(Alarm(text, f"magnetar bookie inspect store {place}"))
+        for reason in snapshot.reasons:
+            found.append(Alarm(f"{place} will start in limbo: {reason}", f"magnetar bookie inspect store {place}"))
+    return found if seen else f"{directory} is not, and has not, a directory of a bookie"
+
+
+OFFLINE = (
+    OfflineCheck("D21", "space on the disk", _space),
+    OfflineCheck("D22", "how long a write and its sync take, measured", _measured_sync),
+    OfflineCheck("D23", "a process may have enough files open", _own_files),
+    OfflineCheck("D24", "cookie and mark of the bookies there are whole, and none is in limbo", _whole),
+)
+"""What `magnetar doctor --offline DIR` looks at, in this order."""
+
+
+# ------------------------------------------------------------------------------------------------------ command
+@click.command()
+@click.option("--backup", default=None, metavar="DIR", help="Where backups of the metadata are: checks their age.")
+@click.option(
+    "--offline", default=None, metavar="DIR", type=click.Path(exists=True, file_okay=False),
+    help="Ask no server: look at this data directory.",
+)  # fmt: skip
+@with_operator
+def doctor(session: Session, backup: str | None, offline: str | None) -> None:
+    """Go through the checks that have a code, and say what is wrong and which command helps.
+
+    Exit code 1 if something is wrong. What is marked - may be meant so, or can wait.
+
+    \b
+    Examples:
+      magnetar doctor
+      magnetar doctor --backup /var/backups/magnetar -o json
+      magnetar doctor --offline /var/lib/magnetar
+    """
+    if offline is not None and backup is not None:
+        raise click.UsageError("--offline looks at one directory: leave --backup out")
+    if offline is not None:
+        findings, states = examine_directory(Path(offline))
+        names = {check.code: check.what for check in OFFLINE}
+    else:
+        findings, states = examine(gather(session, backup))
+        names = {check.code: check.what for check in CHECKS}
+    checks = [{"code": code, "state": _short(state), "check": names[code], "why": _why(state)}
+              for code, state in states.items()]  # fmt: skip
+    if session.out.structured:
+        session.out.print_document({"checks": checks, "findings": [each._asdict() for each in findings]})
+    else:
+        session.out.print_rows(checks, ("code", "state", "check"))
+        click.echo()
+        for each in findings:
+            click.echo(f"{'!' if each.needed else '-'} {each.code} {each.text}  {each.command}")
+        for one in checks:
+            if one["why"]:
+                click.echo(f"? {one['code']} not known: {one['why']}")
+        if not findings:
+            click.echo("Nothing is wrong.")
+    if any(each.needed for each in findings):
+        sys.exit(FAILED)
+
+
+STATES = ("ok", "look", "wrong")
+
+
+def _short(state: str) -> str:
+    return state if state in STATES else "not known"
+
+
+def _why(state: str) -> str | None:
+    return None if state in STATES else state

@@ -1,0 +1,245 @@
+"""`magnetar support-bundle`: one file with what support asks for, and nothing that it must not see.
+
+What is in it is the table FILES, which --dry-run lists. Payloads, keys and properties of messages are asked of nobody:
+no request of this module has one in its answer, and statistics are those of records without properties. What may have a
+secret all the same (settings, lines of logs) is blanked twice: values of settings by their names (`blank_values`), and
+every text by what secrets look like (`blank_text`), before it is written.
+A part that cannot be had is named in README.txt with the reason; without any broker there is no bundle.
+Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ...runtime.clock import SystemClock
+from ..common.exits import Failure
+from ..common.session import Session
+from ..common.units import FiniteNumber
+from ..storage.admin_port import with_operator
+from . import doctor
+from .status import largest
+
+STATS_TOPICS = 50
+LOG_BYTES = 1 << 20
+"""The end of a log that is taken."""
+BLANKED = "<blanked>"
+SECRET_NAMES = re.compile(r"(?i)secret|token|passw|passphrase|credential|private|api.?key|(^|_)keys?$|authorization")
+"""Of settings whose values are blanked, with those below them."""
+_NAMED = r"(?i:\w*(?:secret|token|password|passwd|passphrase|credential|api_?key|private_?key)\w*)"
+SECRET_TEXTS = (
+    re.compile(r"()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    re.compile(r"()\beyJ[\w-]{4,}(?:\.[\w-]+){1,2}"),  # a JSON web token
+    re.compile(r"()\bAKIA[A-Z0-9]{12,}"),
+    re.compile(r"()data:[\w/+.-]*;base64,[\w+/=-]+"),
+    re.compile(r"(://)[^/\s@\"']*:[^\s@\"']+(?=@)"),
+    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[\w+/=.~-]{6,}"),
+    re.compile(rf'({_NAMED}["\']?\s*[:=]\s*")(?:[^"\\]|\\.)*'),
+    re.compile(rf"({_NAMED}[\"']?\s*[:=]\s*')[^']*"),
+    re.compile(rf'({_NAMED}\\"\s*[:=]\s*\\")[^"\\]*'),
+    re.compile(rf"({_NAMED}[\"']?\s*[:=]\s*)[^\s\"',;{{}}\[\]\\]+"),
+)
+"""What secrets look like; the first group stays."""
+
+
+class File(NamedTuple):
+    """A kind of file of the bundle: its name, and what is in it."""
+
+    name: str
+    what: str
+
+
+FILES = (
+    File("README.txt", "when, by which version, and what could not be had"),
+    File("status.json", "brokers, bookies and repair, as `magnetar status` shows them"),
+    File("doctor.json", "the checks of `magnetar doctor` and what they found"),
+    File("topics.json", f"names and numbers of the {STATS_TOPICS} topics with the largest backlogs and most traffic"),
+    File("BROKER/settings.json", "settings in force and their sources; secrets are blanked"),
+    File("BROKER/tasks.txt", "where each task waits: files, lines, functions"),
+    File("BROKER/metrics-1.txt", "a page of metrics"),
+    File("BROKER/metrics-2.txt", "… and another one, --apart seconds later"),
+    File("config/NAME.json", "each --config FILE; secrets are blanked"),
+    File("logs/NAME", f"the last {LOG_BYTES >> 20} MiB of each --log FILE; what looks like a secret is blanked"),
+)
+"""What is in a bundle. BROKER: for each broker."""
+
+
+def blank_text(text: str) -> str:
+    """Returns the text without what looks like a secret."""
+    for pattern in SECRET_TEXTS:
+        text = pattern.sub(rf"\g<1>{BLANKED}", text)
+    return text
+
+
+def blank_values(value: Any, name: str = "") -> Any:
+    """Returns a document without the values whose names say that they are secrets."""
+    if name and SECRET_NAMES.search(name):
+        return BLANKED
+    if isinstance(value, dict):
+        if isinstance(value.get("name"), str) and "value" in value and SECRET_NAMES.search(value["name"]):
+            return {**value, "value": BLANKED}
+        return {key: blank_values(each, key) for key, each in value.items()}
+    return [blank_values(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class Bundle:
+    """The files of a bundle, by name, and the parts that could not be had."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.missing: list[str] = []
+
+    def add_text(self, name: str, text: str) -> None:
+        self.files[name] = blank_text(text)
+
+    def add_document(self, name: str, value: Any) -> None:
+        self.add_text(name, json.dumps(blank_values(value), indent=1, default=str))
+
+    def attempt(self, what: str, act: Callable[[], None]) -> None:
+        """Calls `act`; a failure is noted, and the bundle goes on without that part."""
+        from ...proto.errors import MagnetarError
+
+        try:
+            act()
+        except (MagnetarError, Failure, OSError, ValueError) as error:
+            self.missing.append(f"{what}: {blank_text(str(error))}")
+
+    def write(self, path: Path, now_ms: int) -> None:
+        """Writes the bundle, for its owner alone. Raises FileExistsError if the file exists."""
+        with open(path, "xb", opener=_private) as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
+            for name, text in sorted(self.files.items()):
+                content = text.encode("utf-8", "backslashreplace")
+                entry = tarfile.TarInfo(f"magnetar-support/{name}")
+                entry.size, entry.mtime, entry.mode = len(content), now_ms // 1000, 0o600
+                archive.addfile(entry, io.BytesIO(content))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> Bundle:
+    """Asks the cluster for all parts. Raises the error of the first request, so that there is a broker."""
+    bundle = Bundle()
+    summary = session.admin.broker_summaries()
+    facts = doctor.gather(session, None)
+    findings, states = doctor.examine(facts)
+    status = {
+        "brokers": facts.brokers, "silent": facts.silent, "bookies": facts.bookies, "repair": facts.repair,
+        "reports": facts.reports, "unreachable": facts.unreachable, "racks": facts.racks,
+    }  # fmt: skip
+    bundle.add_document("status.json", status)
+    bundle.add_document("doctor.json", {"checks": states, "findings": [each._asdict() for each in findings]})
+    names = dict.fromkeys(
+        row["name"] for by in ("backlog", "traffic") for row in largest(summary, by, STATS_TOPICS // 2)
+    )
+    stats = list[Any]()
+    for name in names:
+        bundle.attempt(f"statistics of {name}", partial(_add_statistics, stats, session, name))
+    bundle.add_document("topics.json", stats)
+    endpoints = [each.endpoint for each in session.admin.brokers()]
+    for number in (1, 2):
+        for endpoint in endpoints:
+            bundle.attempt(f"broker {endpoint}", partial(_add_broker, bundle, session, endpoint, number))
+        if number == 1:
+            time.sleep(apart_s)
+    for path in map(Path, configs):
+        bundle.attempt(str(path), partial(_add_config, bundle, path))
+    for path in map(Path, logs):
+        bundle.attempt(str(path), partial(_add_log, bundle, path))
+    return bundle
+
+
+def _add_statistics(stats: list[Any], session: Session, name: str) -> None:
+    stats.append(asdict(session.admin.topic_stats(name)))
+
+
+def _add_broker(bundle: Bundle, session: Session, endpoint: str, number: int) -> None:
+    other = session.at(endpoint)
+    try:
+        found = other.admin.describe_broker(tasks=number == 1, metrics=True)
+    finally:
+        other.close()
+    folder = re.sub(r"[^\w.-]", "_", found.name)
+    bundle.add_text(f"{folder}/metrics-{number}.txt", found.metrics)
+    if number == 1:
+        settings = [asdict(each) for each in found.settings]
+        bundle.add_document(f"{folder}/settings.json", {"version": found.version, "settings": settings})
+        bundle.add_text(f"{folder}/tasks.txt", found.tasks)
+
+
+def _add_config(bundle: Bundle, path: Path) -> None:
+    import tomllib
+
+    bundle.add_document(f"config/{path.name}.json", tomllib.loads(path.read_text("utf-8")))
+
+
+def _add_log(bundle: Bundle, path: Path) -> None:
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - LOG_BYTES))
+        bundle.add_text(f"logs/{path.name}", stream.read(LOG_BYTES).decode("utf-8", "replace"))
+
+
+def _readme(bundle: Bundle, now: str) -> Iterator[str]:
+    from ...proto.versions import version_text
+
+    yield f"Made {now} by\n{version_text()}\n"
+    yield "It has no payload, key or property of a message; what looked like a secret is blanked. Read it before"
+    yield "you send it: names of tenants, topics, subscriptions, hosts and roles are in it.\n"
+    yield from (f"{each.name}  {each.what}" for each in FILES)
+    yield "\nWhat could not be had:" if bundle.missing else "\nNothing is missing."
+    yield from bundle.missing
+
+
+@click.command()
+@click.argument("file", default="", type=click.Path(dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="List what would be in it, and ask no server.")
+@click.option("--log", "logs", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A server's log.")
+@click.option(
+    "--config", "configs", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A server's settings."
+)
+@click.option(
+    "--apart", "apart_s", type=FiniteNumber(0, 600), default=10.0, show_default=True,
+    help="Seconds between the two pages of metrics.",
+)  # fmt: skip
+@with_operator
+def support_bundle(
+    session: Session, file: str, dry_run: bool, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float
+) -> None:
+    """Collect into one file what support asks for: status, doctor, settings, metrics, statistics, tasks, logs.
+
+    No payload, key or property of a message is in it, and secrets are blanked. Names of topics, hosts and roles are: it
+    is a file for you alone, which you may read before you send it. FILE: default magnetar-support-TIME.tar.gz.
+
+    \b
+    Examples:
+      magnetar support-bundle --dry-run
+      magnetar support-bundle --log /var/log/magnetar/broker.log --config magnetar.toml
+    """
+    if dry_run:
+        session.out.print_rows([each._asdict() for each in FILES], ("name", "what"))
+        return
+    now_ms = SystemClock().wall_ms()
+    now = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    path = Path(file or f"magnetar-support-{now}.tar.gz")
+    if path.exists():
+        raise Failure(f"{path} exists already; give another name")
+    bundle = collect(session, logs, configs, apart_s)
+    bundle.add_text("README.txt", "\n".join(_readme(bundle, now)) + "\n")
+    bundle.write(path, now_ms)
+    for each in bundle.missing:
+        click.echo(f"left out: {each}", err=True)
+    session.out.print_done(f"{path} has {len(bundle.files)} files", file=str(path), files=sorted(bundle.files))

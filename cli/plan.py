@@ -1,0 +1,176 @@
+"""`magnetar plan`: what a load needs, by formulas that docs/operations.md explains. Asks no server.
+
+`estimate` is pure: a load and a number of servers in, the needs of each out. Guarding tests: tests/cli/test_plan.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, NamedTuple
+
+import click
+
+from .common.output import OUTPUT, Output, Row
+from .common.units import SECONDS
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30,
+         "TI": 1 << 40}  # fmt: skip
+DISK_USED = 0.75
+"""Share of a disk that is planned for: compaction, a lost bookie's copies and a burst need the rest."""
+BROKER_BYTES, TOPIC_BYTES = 64 << 20, 17_000
+"""Memory of a broker without topics, and of each loaded topic (docs/operations.md)."""
+CACHE_BYTES = (64 + 16) << 20
+"""`cache_bytes` and `catch_up_cache_bytes`."""
+ROLL_S, ROLL_BYTES = 240 * 60, 2 << 30
+"""`roll_minutes` and `roll_bytes`: when a ledger ends."""
+
+
+class Load(NamedTuple):
+    """What comes in, and what is to become of it."""
+
+    in_bytes_s: float
+    retention_s: float
+    fanout: int  # subscriptions that read all of it
+    copies: int  # write quorum
+    topics: int
+    subscriptions: int  # of each topic
+
+
+class Need(NamedTuple):
+    """What the servers need, each."""
+
+    bookies: int
+    brokers: int
+    bookie_disk_bytes: float
+    bookie_write_bytes_s: float  # to its disk: journal and entry log
+    bookie_in_bytes_s: float  # from the network
+    broker_in_bytes_s: float
+    broker_out_bytes_s: float
+    broker_memory_bytes: float
+
+
+def estimate(load: Load, bookies: int, brokers: int) -> Need:
+    """Returns what each of so many servers needs."""
+    stored = load.in_bytes_s * load.copies / bookies
+    return Need(
+        bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
+        load.in_bytes_s * (load.copies + load.fanout) / brokers,
+        BROKER_BYTES + TOPIC_BYTES * load.topics / brokers + CACHE_BYTES,
+    )  # fmt: skip
+
+
+def count_ledgers(load: Load) -> int:
+    """Returns about how many ledgers there are: of topics, which end by age or size, and one for each cursor."""
+    by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
+    by_size = math.ceil(load.in_bytes_s * load.retention_s / ROLL_BYTES)
+    return max(by_age, by_size) + load.topics * load.subscriptions
+
+
+def count_nodes(load: Load) -> int:
+    """Returns about how many nodes the metadata has."""
+    return load.topics * (2 + load.subscriptions) + count_ledgers(load)
+
+
+class Bytes(click.FloatRange):
+    """Bytes, or bytes a second: 50MB/s, 200MiB, 1G."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT]?I?)B?(?:/S)?", str(value).strip().upper())
+        if found is None or found[2] not in UNITS or not float(found[1]):
+            self.fail(f"{str(value)[:40]!r} is not a rate such as 50MB/s or 200MiB/s", param, ctx)
+        return float(found[1]) * UNITS[found[2]]
+
+
+class Time(click.FloatRange):
+    """A time in seconds: 7d, 12h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"([0-9]{1,12})([smhdw])", str(value).strip().lower())
+        if found is None:
+            self.fail(f"{str(value)[:40]!r} is not a time such as 12h, 7d, 2w", param, ctx)
+        return float(found[1]) * SECONDS[found[2]]
+
+
+@click.command()
+@click.option("--in", "in_bytes_s", type=Bytes(min=0), required=True, metavar="RATE", help="Published: 50MB/s.")
+@click.option("--retention", type=Time(min=0), required=True, metavar="TIME", help="For which messages are kept: 7d.")
+@click.option("--fanout", type=click.IntRange(0), default=1, show_default=True, help="Subscriptions that read all.")
+@click.option("--copies", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each message: Qw.")
+@click.option("--bookies", type=click.IntRange(1), default=None, help="How many (default: one more than copies).")
+@click.option("--brokers", type=click.IntRange(1), default=3, show_default=True, help="How many.")
+@click.option("--topics", type=click.IntRange(1), default=1000, show_default=True, help="Partitions count each.")
+@click.option("--subscriptions", type=click.IntRange(0), default=None, help="Of each topic (default: the fan-out).")
+@OUTPUT
+def plan(
+    in_bytes_s: float, retention: float, fanout: int, copies: int, bookies: int | None, brokers: int, topics: int,
+    subscriptions: int | None, output: str,
+) -> None:  # fmt: skip
+    """What a load needs of each broker and bookie, with all of them and with one less.
+
+    The sums are those of docs/operations.md; disks are planned to be three quarters full. A cluster that works with one
+    server less survives its loss and its upgrade: buy for the second column.
+
+    \b
+    Examples:
+      magnetar plan --in 50MB/s --retention 7d --fanout 3 --copies 3
+      magnetar plan --in 5MB/s --retention 1d --bookies 3 --topics 200 -o json
+    """
+    count = bookies or copies + 1
+    if count < copies:
+        raise click.UsageError(f"{copies} copies need {copies} bookies at least, not {count}")
+    load = Load(in_bytes_s, retention, fanout, copies, topics, fanout if subscriptions is None else subscriptions)
+    needs = estimate(load, count, brokers), estimate(load, max(count - 1, 1), max(brokers - 1, 1))
+    out = Output(output)
+    ledgers, nodes = count_ledgers(load), count_nodes(load)
+    warnings = [*_warnings(load, count, brokers)]
+    if out.structured:
+        whole, less = (each._asdict() for each in needs)
+        out.print_document({"load": load._asdict(), "all": whole, "oneLess": less, "ledgers": ledgers,
+                            "metadataNodes": nodes, "warnings": warnings})  # fmt: skip
+        return
+    out.print_rows(_rows(*needs), ("need", "all", "one less"))
+    click.echo(f"\nMetadata: about {nodes:,} nodes, {ledgers:,} of them ledgers.")
+    for each in warnings:
+        click.echo(f"! {each}")
+
+
+def _warnings(load: Load, bookies: int, brokers: int) -> list[str]:
+    found = []
+    if bookies - 1 < load.copies:
+        found.append(f"With one bookie less there are fewer than {load.copies}: new ledgers get fewer copies.")
+    if brokers == 1:
+        found.append("With one broker nothing is served while it is restarted.")
+    return found
+
+
+def _rows(whole: Need, less: Need) -> list[Row]:
+    texts = (
+        ("bookies", "bookies", ""), ("disk of each bookie", "bookie_disk_bytes", "B"),
+        ("writes of each bookie to its disk", "bookie_write_bytes_s", "B/s"),
+        ("network into each bookie", "bookie_in_bytes_s", "B/s"), ("brokers", "brokers", ""),
+        ("network into each broker", "broker_in_bytes_s", "B/s"),
+        ("network out of each broker", "broker_out_bytes_s", "B/s"),
+        ("memory of each broker", "broker_memory_bytes", "B"),
+    )  # fmt: skip
+    return [
+        {"need": text, "all": format_amount(getattr(whole, name), unit),
+         "one less": format_amount(getattr(less, name), unit)}
+        for text, name, unit in texts
+    ]  # fmt: skip
+
+
+def format_amount(value: float, unit: str) -> str:
+    """Returns a number with its unit, as people write it: 12.1 TB."""
+    if not unit:
+        return str(int(value))
+    for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= size:
+            return f"{value / size:,.1f} {prefix}{unit}"
+    return f"{value:,.0f} {unit}"

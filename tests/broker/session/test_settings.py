@@ -1,0 +1,150 @@
+"""Settings that change while brokers run, where each is from, and what a broker says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from magnetar.asyncio import Client
+from magnetar.broker.common.config import BrokerConfig, RuntimeSettings, parse_runtime
+from magnetar.client.admin import AdminClient
+from magnetar.client.common.errors import TopicNotFound
+from magnetar.proto import operations as op
+from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.operations import Permission
+from magnetar.runtime import config, logs
+from tests.support.cluster import Cluster, cluster
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.level
+    yield
+    root.setLevel(before)
+
+
+def asking(running: Cluster) -> AdminClient:
+    return AdminClient(f"magnetar://{running.brokers[0].endpoint}")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 - the watch of another broker
+            await asyncio.sleep(0.01)
+
+
+async def test_the_log_level_changes_without_a_restart_and_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[str | None] = []
+    monkeypatch.setattr(logs, "set_level", levels.append)
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker() for _ in range(2)]
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            assert not levels, "nothing is changed: the level of the start is left alone"
+            await admin.change_setting(name="log_level", value="debug")
+            await until(lambda: levels == ["debug", "debug"])
+            await admin.change_setting(name="max_producers", value="7")
+            await until(lambda: two.topic_manager.policies.defaults.max_producers == 7)
+            assert levels == ["debug", "debug"], "another change sets no level again"
+            await running.add_broker()
+            assert levels == ["debug"] * 3, "a broker that starts later has it too"
+            await admin.remove_setting(name="log_level")
+            await until(lambda: levels[3:] == [None] * 3)
+
+
+def test_a_level_is_that_of_the_start_again() -> None:
+    logs.set_level("debug")
+    assert logs.level_in_force() == "debug"
+    logs.set_level(None)
+    assert logs.level_in_force() == "info"
+
+
+async def test_topics_are_made_at_a_look_up_until_that_is_changed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker() for _ in range(2)]
+        url = f"magnetar://{one.endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+            await (await client.create_producer("before")).close()
+            await admin.change_setting(name="allowAutoTopicCreation", value="false")
+            await until(lambda: not two.topic_manager.catalog.auto_creation)
+            with pytest.raises(TopicNotFound):
+                await client.create_producer("after")
+            late = await running.add_broker()
+            assert not late.topic_manager.catalog.auto_creation
+            await admin.remove_setting(name="auto_topic_creation")
+            await until(lambda: all(each.topic_manager.catalog.auto_creation for each in running.brokers))
+            await (await client.create_producer("after")).close()
+
+
+async def test_each_setting_has_its_source_and_what_is_changed_is_dynamic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "_SOURCES", {})
+    file = tmp_path / "magnetar.toml"
+    file.write_text("[broker]\nmax_consumers = 9\nmessage_ttl_s = 5\n")
+    loaded = config.load(
+        BrokerConfig, "broker", file=str(file), environment={"MAGNETAR_BROKER_MAX_PRODUCERS": "3"},
+        overrides={"cluster": "here"},
+    )  # fmt: skip
+    assert loaded.max_producers == 3
+    async with cluster(tmp_path, brokers=0) as running:
+        await running.add_broker(max_consumers=9, max_producers=3, message_ttl_s=5, cluster="here", cache_bytes=1 << 20)
+        async with asking(running) as admin:
+            await admin.change_setting(name="message_ttl_s", value="60")
+            found = {each.name: each for each in (await admin.describe_broker()).settings}
+            sources = {name: each.source for name, each in found.items()}
+            assert (sources["max_consumers"], sources["max_producers"], sources["cluster"]) == (
+                "file", "environment", "option"
+            )  # fmt: skip
+            assert (sources["max_tenants"], sources["cache_bytes"]) == ("default", "option")
+            assert (sources["message_ttl_s"], found["message_ttl_s"].value) == ("dynamic", "60")
+            assert found["message_ttl_s"].dynamic
+            assert not found["listen"].dynamic
+            await admin.remove_setting(name="message_ttl_s")
+            found = {each.name: each for each in (await admin.describe_broker()).settings}
+            assert (found["message_ttl_s"].source, found["message_ttl_s"].value) == ("file", "5")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("listen", "h:1", "does not change while brokers run"), ("nonsense", "1", "does not change"),
+        ("log_level", "loud", "Invalid enum value 'loud'"), ("message_ttl_s", "soon", "Expected `int"),
+        ("metrics_topics", "some", "Invalid enum value"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_change_is_refused_and_nothing_is_stored(
+    tmp_path: Path, name: str, value: str, text: str
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running, asking(running) as admin:
+        with pytest.raises(InvalidRequest, match=text):
+            await admin.change_setting(name=name, value=value)
+        assert not [each for each in (await admin.describe_broker()).settings if each.source == "dynamic"]
+
+
+def test_what_a_later_version_stored_is_passed_over() -> None:
+    assert parse_runtime({"log_level": "verbose", "new": "1", "auto_topic_creation": "false"}) == RuntimeSettings(
+        auto_topic_creation=False
+    )
+
+
+async def test_a_broker_says_its_clock_and_where_its_tasks_wait(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=1) as running, asking(running) as admin:
+        found = await admin.describe_broker()
+        assert (found.tasks, found.metrics) == ("", "")
+        assert found.open_files_max > 0
+        full = await admin.describe_broker(tasks=True, metrics=True)
+        assert "broker-policies" in full.tasks
+        assert "policy_cache.py" in full.tasks
+        assert full.clock_ms >= found.clock_ms
+
+
+def test_settings_are_for_super_users() -> None:
+    for row in (op.DESCRIBE_BROKER, op.CHANGE_SETTING, op.REMOVE_SETTING):
+        assert row.rule.permission is Permission.OPERATE

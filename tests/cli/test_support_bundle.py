@@ -1,0 +1,102 @@
+"""`magnetar support-bundle`: what is in it, and that no secret, payload, key or property is."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.admin.support_bundle import BLANKED, FILES, blank_text, blank_values
+from magnetar.cli.common.processes import Processes
+from tests.support.processes import run_cli
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZG1pbiJ9.c2lnbmF0dXJlLXBsYW50ZWQ"
+PEM = "-----BEGIN PRIVATE KEY-----\nMIIplanted0\nplanted1\n-----END PRIVATE KEY-----"
+PLANTED = {
+    "token": ("token={}", JWT), "bearer": ("Authorization: Bearer {}", "planted-bearer-7"),
+    "password": ("password: '{}'", "planted-password-7"), "json": ('{{"secret_key": "{}"}}', "planted-json-7"),
+    "url": ("postgresql://etl:{}@db/x", "planted-url-7"), "pem": ("{}", PEM), "bare token": ("role of {}", JWT),
+    "data": ("key is data:;base64,{}", "cGxhbnRlZC1kYXRh"), "aws": ("{} is used", "AKIAPLANTED1234567"),
+    "two words": ('{{"passphrase": "{}", "x": 1}}', 'planted two \\" planted words'),
+    "variable": ("MAGNETAR_CLIENT_SECRET={}", "planted-variable-7"), "basic": ("basic {}", "ZXRsOnBsYW50ZWQ="),
+    "escaped": (r'{{\"api_key\": \"{}\"}}', "planted-escaped-7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_looks_like_a_secret_is_blanked_in_any_text(name: str) -> None:
+    form, secret = PLANTED[name]
+    found = blank_text(f"before\n{form.format(secret)}\nafter 7")
+    assert BLANKED in found
+    assert not [part for part in secret.split("\n") if part in found]
+    assert found.startswith("before\n")
+    assert found.endswith("\nafter 7")
+
+
+def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:
+    given = {
+        "token": {"secret_key": "x"}, "client_secret": ["a", "b"], "bytes": 5, "password": 7, "private_key": None,
+        "nested": [{"name": "oidc_secret", "value": "x", "source": "file"}, {"name": "cache_bytes", "value": "9"}],
+    }  # fmt: skip
+    found = json.loads(blank_text(json.dumps(blank_values(given))))
+    assert found == {
+        "token": BLANKED, "client_secret": BLANKED, "bytes": 5, "password": BLANKED, "private_key": BLANKED,
+        "nested": [{"name": "oidc_secret", "value": BLANKED, "source": "file"}, {"name": "cache_bytes", "value": "9"}],
+    }  # fmt: skip
+
+
+def test_what_would_be_in_it_is_listed_and_no_server_is_asked() -> None:
+    done = run_cli("support-bundle", "--dry-run", "-o", "name", "--url", "magnetar://127.0.0.1:1")
+    assert done.code == 0, done.err
+    assert done.out.split("\n")[:-1] == [each.name for each in FILES]
+
+
+@pytest.mark.processes
+def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(started: Processes, tmp_path: Path) -> None:
+    url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
+    run_cli("topics", "create", "orders", "--url", url)
+    run_cli("topics", "create-subscription", "orders", "-s", "billing", "-p", "note=planted-of-sub", "--url", url)
+    run_cli("topics", "update-properties", "orders", "-p", "owner=planted-of-topic", "--url", url)
+    run_cli("namespaces", "set-properties", "public/default", "-p", "owner=planted-of-ns", "--url", url)
+    sent = run_cli(
+        "produce", "orders", "-m", "planted-payload", "-k", "planted-key", "-H", "trace:planted-property", "--url", url
+    )
+    assert sent.code == 0, sent.err
+    log, config, other = tmp_path / "broker.log", tmp_path / "magnetar.toml", tmp_path / "wrong.toml"
+    log.write_text("\n".join(form.format(secret) for form, secret in PLANTED.values()) + "\nlast line\n")
+    config.write_text('[broker]\nname = "one"\n[client]\npassword = "planted-in-toml"\ntokens = ["planted-in-list"]\n')
+    other.write_text("planted-in-no-toml")
+    bundle = tmp_path / "b.tar.gz"
+    asked = ("support-bundle", str(bundle), "--apart", "0", "--url", url)
+    done = run_cli(*asked, "--log", str(log), "--config", str(config), "--config", str(other), "-o", "json")
+    assert done.code == 0, done.err
+    assert "left out" in done.err, "a file that is no TOML"
+
+    with tarfile.open(bundle) as archive:
+        texts = {each.name: archive.extractfile(each).read().decode() for each in archive}  # type: ignore[union-attr]
+    everything = "\n".join(texts.values())
+    for _, secret in PLANTED.values():
+        assert not [part for part in secret.split("\n") if part in everything]
+    assert "planted" not in everything.replace(str(tmp_path), ""), "of messages, properties, settings"
+    assert "last line" in texts["magnetar-support/logs/broker.log"]
+    assert json.loads(texts["magnetar-support/config/magnetar.toml.json"])["broker"] == {"name": "one"}
+
+    folders = {name.split("/")[1] for name in texts if name.endswith("/settings.json")}
+    (folder,) = folders
+    expected = {each.name.replace("BROKER", folder).replace("config/NAME", "config/magnetar.toml") for each in FILES}
+    expected = {f"magnetar-support/{name.replace('logs/NAME', 'logs/broker.log')}" for name in expected}
+    assert set(texts) == expected
+    assert sorted(json.loads(done.out)["files"]) == sorted(name.removeprefix("magnetar-support/") for name in texts)
+    topics = json.loads(texts["magnetar-support/topics.json"])
+    assert [each["name"] for each in topics] == ["persistent://public/default/orders"]
+    assert "magnetar_broker_publish_seconds" in texts[f"magnetar-support/{folder}/metrics-1.txt"]
+    assert "broker-policies" in texts[f"magnetar-support/{folder}/tasks.txt"]
+    settings = json.loads(texts[f"magnetar-support/{folder}/settings.json"])["settings"]
+    assert {each["name"]: each["source"] for each in settings}["cluster"] == "default"
+    assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
+    again = run_cli(*asked)
+    assert again.code == 1
+    assert "exists already" in again.err
