@@ -1,8 +1,4 @@
-"""Numbers and names as the page shows them: the filters of its templates.
-
-    row.storage_bytes | size        12.3 MB
-    row.name | topic_path           its path below /ui/topics
-"""
+"""Numbers and names as the page shows them: the filters of its templates, such as `size` and `topic_path`."""
 
 from __future__ import annotations
 

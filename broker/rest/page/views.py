@@ -194,7 +194,8 @@ async def topic(call: RestRequest) -> TopicView:
 
     async def explain(each: SubscriptionStats) -> Explained:
         await call.authorize(op.WHY_STUCK, topic=name.full, name=each.name)
-        return Explained(each, await call.call_owner(op.WHY_STUCK, name, name=each.name))
+        why = await call.call_owner(op.WHY_STUCK, name, name=each.name)
+        return Explained(each, why)
 
     first, others = stats.subscriptions[:WHY_MAX], stats.subscriptions[WHY_MAX:]
     explained = [await explain(each) for each in first]
@@ -210,7 +211,8 @@ async def brokers(call: RestRequest) -> Brokers:
 
 
 async def bookies(call: RestRequest) -> Bookies:
-    return Bookies(tuple(await call.call_local(op.LIST_BOOKIES)))
+    found = await call.call_local(op.LIST_BOOKIES)
+    return Bookies(tuple(found))
 
 
 async def broker_settings(call: RestRequest) -> Settings:
