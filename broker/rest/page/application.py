@@ -2,6 +2,7 @@
 
     GET  /ui/…                  a view (views.py) in its template; `?format=json`: the value of the view
     GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
+    POST /ui/topics/…           changes the backlog of a subscription, after a preview (actions.py)
     POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
     GET  /ui/static/…           the style sheet, and one small module that keeps the shown view current
 
@@ -35,8 +36,9 @@ from ....runtime.access import PrincipalKind
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
+from .actions import parse_action, preview_action, run_action
 from .formats import FILTERS
-from .views import VIEWS, View, find_view
+from .views import SUBSCRIPTION, VIEWS, View, find_view
 from .walls import COOKIE_MAX, HEADERS, SESSION_S, FormTokens, Sessions, check_host, check_origin, make_cookie
 
 ROOT = "/ui"
@@ -131,7 +133,20 @@ class PageApplication:
         if path == "/logout":
             self._sessions.discard(_cookie(request))
             return RedirectResponse(f"{ROOT}/login", 303)
-        raise BadRequest("the page has no such form", 404)
+        view, names = find_view(path)
+        if view is not SUBSCRIPTION:
+            raise BadRequest("the page has no such form", 404)
+        context = await self._caller(request, "subscription")
+        call = self._make_call(request, context, _topic_names(names), b"")
+        action = parse_action(form)
+        async with asyncio.timeout(VIEW_S):
+            if form.get("confirm") == "1":
+                await run_action(call, action)
+                return RedirectResponse(request.scope["path"], 303)
+            preview = await preview_action(call, action)
+            value = await view.run(call)
+        shown = {"preview": preview, "action": action, "given": form.get(action.act, ""), "live": False}
+        return self._render(request, view.template, **{**_values(request, view, value, context), **shown})
 
     async def _login(self, request: Request, form: dict[str, str]) -> Response:
         if token := form.get("token", "").strip():
@@ -194,7 +209,7 @@ class PageApplication:
         cookie = _cookie(request) or make_cookie()
         shared = {
             "form": self._tokens.token_of(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
-            "next": request.query_params.get("next", ""), "path": "", "now_ms": self._clock.wall_ms(),
+            "next": request.query_params.get("next", ""), "path": "", "preview": "", "now_ms": self._clock.wall_ms(),
         }  # fmt: skip
         response = HTMLResponse(_TEMPLATES.get_template(template).render(**{**shared, **values}))
         if not _cookie(request):
@@ -237,7 +252,7 @@ def _static(name: str) -> Response:
 
 
 def _topic_names(segments: list[str]) -> dict[str, str]:
-    return dict(zip(("domain", "tenant", "namespace", "topic"), segments, strict=False))
+    return dict(zip(("domain", "tenant", "namespace", "topic", "subscription"), segments, strict=False))
 
 
 def _cookie_name(request: Request) -> str:

@@ -56,6 +56,11 @@ def topic_path(name: str) -> str:
     return "/".join(quote(part, safe="") for part in (domain, *rest.split("/", 2)))
 
 
+def segment(name: str) -> str:
+    """Returns a name as one segment of a path."""
+    return quote(name, safe="")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (size, number, rate, percent, age, moment, topic_path)
+    each.__name__: each for each in (size, number, rate, percent, age, moment, topic_path, segment)
 }

@@ -8,6 +8,7 @@ shows the value itself.
 | `/` | `overview` | overview.html |
 | `/topics` | `topics` | topics.html |
 | `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` | topic.html |
+| the same, and `/subscription/{subscription}` | `subscription` | subscription.html |
 | `/brokers`, `/bookies`, `/settings` | of the same name | of the same name |
 
 Guarding tests: tests/broker/rest/test_page.py.
@@ -99,6 +100,14 @@ class TopicView:
     stats: TopicStats | None = None
     subscriptions: tuple[Explained, ...] = ()
     ledgers: tuple[KeptLedger, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionView:
+    """One subscription of a topic."""
+
+    topic: str
+    explained: Explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +214,18 @@ async def topic(call: RestRequest) -> TopicView:
     )  # fmt: skip
 
 
+async def subscription(call: RestRequest) -> SubscriptionView:
+    name = call.names["subscription"]
+    await call.authorize(op.WHY_STUCK, topic=call.topic.full, name=name)
+    why = await call.call_owner(op.WHY_STUCK, call.topic, name=name)
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
+    stats = await call.call_owner(op.TOPIC_STATS, call.topic)
+    found = next((each for each in stats.subscriptions if each.name == name), None)
+    if found is None:
+        raise BadRequest("the topic has no such subscription", 404)
+    return SubscriptionView(call.topic.full, Explained(found, why))
+
+
 async def brokers(call: RestRequest) -> Brokers:
     found = await call.call_local(op.BROKER_SUMMARIES)
     return Brokers(found.brokers, found.silent)
@@ -243,13 +264,17 @@ VIEWS = {
 }
 """The views by their path below /ui."""
 TOPIC = View(topic, "topic.html", "Topic")
+SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
 
 
 def find_view(path: str) -> tuple[View, list[str]]:
-    """Returns the view of a path below /ui, and the encoded segments that name its topic. Raises BadRequest (404)."""
+    """Returns the view of a path below /ui, and the encoded segments that name its topic, and subscription. Raises
+    BadRequest (404)."""
     if view := VIEWS.get(path.strip("/")):
         return view, []
     parts = path.strip("/").split("/")
     if parts[0] == "topics" and len(parts) == 5:
         return TOPIC, parts[1:]
+    if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
+        return SUBSCRIPTION, [*parts[1:5], parts[6]]
     raise BadRequest("the page has no such view", 404)

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from magnetar.asyncio import Client
 from magnetar.broker.rest.page import application, formats, walls
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, SUPER, guarded
@@ -185,6 +186,44 @@ async def test_a_caller_logs_in_sees_what_it_may_and_logs_out(tmp_path: Path) ->
         assert (await http.ask("GET", "/ui/", Cookie=cookie)).status == 303
         assert (await _post(http, "/ui/logout", {"form": token}, Cookie=own)).status == 303
         assert (await http.ask("GET", "/ui/", Cookie=own)).status == 303
+
+
+async def test_a_backlog_is_changed_only_after_a_preview(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
+        await http.done("PUT", T)
+        await http.done("PUT", f"{T}/subscription/a%3Fb", "earliest")
+        producer = await client.create_producer("t")
+        for _ in range(3):
+            await producer.send(b"x")
+        view = f"{TOPIC}/subscription/a%3Fb"
+        assert f'href="{view}"'.encode() in (await http.ask("GET", TOPIC)).body
+        cookie, token = _token(await http.ask("GET", view))
+
+        async def backlog() -> int:
+            found = await http.get(f"{view}?format=json")
+            return int(found["explained"]["stats"]["backlog"])
+
+        form = {"form": token, "act": "skip"}
+        preview = await _post(http, view, form, Cookie=cookie)
+        assert preview.status == 200
+        assert b"all 3 messages" in preview.body
+        assert await backlog() == 3
+        assert (await _post(http, view, {**form, "confirm": "1"})).status == 403
+        assert await backlog() == 3
+        done = await _post(http, view, {**form, "confirm": "1"}, Cookie=cookie)
+        assert (done.status, done.headers["location"]) == (303, view)
+        assert await backlog() == 0
+        again = {"form": token, "act": "reset", "reset": "2020-01-01T00:00"}
+        assert b"2020-01-01 00:00:00 UTC" in (await _post(http, view, again, Cookie=cookie)).body
+        assert (await _post(http, view, {**again, "confirm": "1"}, Cookie=cookie)).status == 303
+        assert await backlog() == 3
+        old = {"form": token, "act": "expire", "expire": "3600"}
+        assert b"older than 3600 s" in (await _post(http, view, old, Cookie=cookie)).body
+        assert (await _post(http, view, {**old, "confirm": "1"}, Cookie=cookie)).status == 303
+        assert await backlog() == 3
+        for wrong in ({"act": "delete"}, {"act": "expire", "expire": "-1"}, {"act": "reset", "reset": "<b>"}, {}):
+            assert (await _post(http, view, {"form": token, **wrong}, Cookie=cookie)).status == 400, wrong
+        assert (await http.ask("GET", f"{TOPIC}/subscription/none")).status == 404
 
 
 async def test_a_live_view_sends_what_changed_and_ends_with_its_reader(
