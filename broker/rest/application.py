@@ -3,7 +3,7 @@
 Order: the route is found; the caller is authenticated, by the header `Authorization` or the certificate of the
 connection; the body is read, at most BODY_BYTES_MAX of it, counted in the memory for all callers; the handler runs.
 A request for a topic of another broker is answered by 307 and its address. A request that would change something is
-refused if a page of another site made the browser send it.
+refused if a page of another site made the browser send it. What is below /ui is the page's (page/application.py).
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Application:
         self._authenticating = 0
         self._app = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _refused})
         self._app.router.redirect_slashes = False
+        self._page: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles a request. Routes are matched with the encoded path; its segments are decoded afterwards. Of a target
@@ -90,8 +91,17 @@ class Application:
         path = scope["raw_path"].decode("ascii")
         if absolute := _ABSOLUTE.match(path):
             path = path[absolute.end() :]
-        scope["path"] = path.rstrip("/") or "/"
-        await self._app(scope, receive, send)
+        scope["path"] = path = path.rstrip("/") or "/"
+        await (await self._load_page() if path == "/ui" or path.startswith("/ui/") else self._app)(scope, receive, send)
+
+    async def _load_page(self) -> Any:
+        """Returns the application of the page, which is imported at the first request for it."""
+        if self._page is None:
+            await self._broker.world.workers.load(f"{__package__}.page.application")
+            from .page.application import PageApplication
+
+            self._page = self._page or PageApplication(self._admit, self._make_call, self._broker)
+        return self._page
 
     def _routes(self) -> Iterable[Mount | Route]:
         """Yields one Route for each path, in the order of the table; those with the same first segments under one
@@ -125,7 +135,7 @@ class Application:
         _check_site(request)
         context = CallContext(request.state.caller.peer)
         if not row.is_open:
-            context = await self._who(request, row)
+            context = await self._admit(request, f"http.Http/{row.handler.__name__}")
         if len(request.scope["query_string"]) > QUERY_BYTES_MAX:
             raise BadRequest(f"the query is longer than {QUERY_BYTES_MAX} bytes", 414)
         memory = self._broker.memory.requests
@@ -133,27 +143,29 @@ class Application:
         body = await _body(request)
         memory.held += len(body)
         try:
-            names = {name: _decoded(value) for name, value in request.path_params.items()}
-            call = RestRequest(
-                self._broker, self._services, context, names, request.query_params, request.headers, body,
-                self._measure(), self._meters,
-            )  # fmt: skip
-            found = await row.handler(call)
+            found = await row.handler(self._make_call(request, context, request.path_params, body))
         finally:
             memory.held -= len(body)
         if isinstance(found, Response):
             return found
         return Response(status_code=204) if found is None else JsonResponse(found)
 
-    async def _who(self, request: Request, row: RouteRow) -> CallContext:
-        """Authenticates the caller and returns its context. Raises Unauthenticated and other authentication errors,
+    def _make_call(self, request: Request, context: CallContext, names: Mapping[str, str], body: bytes) -> RestRequest:
+        """Returns the request as a handler sees it; `names` are encoded. Raises BadRequest."""
+        return RestRequest(
+            self._broker, self._services, context, {name: _decoded(value) for name, value in names.items()},
+            request.query_params, request.headers, body, self._measure(), self._meters,
+        )  # fmt: skip
+
+    async def _admit(self, request: Request, path: str, login: str = "") -> CallContext:
+        """Authenticates the caller and returns its context. `path` is what the audit log names; `login` counts as
+        its header `Authorization`, if there is none. Raises Unauthenticated and other authentication errors,
         BackPressure if too many callers are being authenticated."""
         caller: Caller = request.state.caller
         if not self._callers.requires_authentication:
             request.state.admitted()
             return CallContext(caller.peer)
-        path = f"http.Http/{row.handler.__name__}"
-        values = request.headers.getlist("authorization")
+        values = request.headers.getlist("authorization") or ([login] if login else [])
         if len(values) > 1 or any(len(each) > AUTHORIZATION_MAX for each in values):
             refusal = Unauthenticated(f"a request has one header `Authorization` of at most {AUTHORIZATION_MAX} bytes")
             self._callers.record_refusal(caller, path, refusal)

@@ -144,7 +144,9 @@ class _Connection:
         self._transport = _Transport(stream, self._full)
         self._draining = False
         self._state = ServerState()  # has the tasks of this connection's requests
-        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": self._admitted})
+        self._ended = asyncio.Event()  # no more requests come: a response without an end ends
+        state = {"caller": stream.caller, "admitted": self._admitted, "ended": self._ended}
+        self._protocol = H11Protocol(config, self._state, state)
         self._share: LoopShare | None = share  # None: its caller is authenticated
         self._drawn = 0  # the part of the share that it has used
         self._since: float | None = clock.monotonic()  # when the incomplete request began; None: there is none
@@ -157,6 +159,7 @@ class _Connection:
         reading = self._tasks.spawn(self._read(), "http-connection")
         try:
             await asyncio.wait([closed, reading], return_when=asyncio.FIRST_COMPLETED)
+            self._ended.set()
             await self._answered()
             if self._is_answered_early:
                 reading.cancel()
@@ -187,6 +190,7 @@ class _Connection:
                     taken += len(data)
 
     def shut_down(self) -> None:
+        self._ended.set()
         with contextlib.suppress(h11.LocalProtocolError):  # in the middle of a request
             self._protocol.shutdown()
 

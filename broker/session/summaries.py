@@ -266,6 +266,8 @@ def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> Why
     draining = dispatcher.policy.statistics()[1]
     for slot in draining.draining[:3] if draining is not None and subscription.consumers else ():
         sentences.append(f"Slot {slot[0]} of the keys waits for {_count(slot[1], 'entry')} of its last consumer.")
+    if not sentences:  # without a consumer, and without anything for one
+        sentences.append("It has delivered everything.")
     return WhyStuck(stuck, blocked, tuple(each for each in sentences if each))
 
 

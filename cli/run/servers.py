@@ -306,10 +306,10 @@ async def run_until_ready(
 
 
 def pulsar_facts(broker: Broker) -> dict[str, object]:
-    """Returns the facts for the ready line that say where clients and tools of Pulsar connect."""
+    """Returns the facts for the ready line that say where Pulsar's clients and tools connect, and where the page is."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
-    return found | ({"http": broker.http_url} if broker.http_url else {})
+    return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure) -> dict[str, object]:

@@ -53,7 +53,7 @@ LATER = {
     "difflib": "a name that is wrong",
     "encodings.idna": "a name to listen at, which is looked up in threads",
     "email": "HTTP", "http": "HTTP", "starlette": "HTTP", "uvicorn": "HTTP",
-    "fastavro": "programs", "kazoo": "--metadata zk://…", "rich": "commands",
+    "jinja2": "the page", "fastavro": "programs", "kazoo": "--metadata zk://…", "rich": "commands",
     "google.protobuf.descriptor_pb2": "the first Protobuf schema",
     "logging.handlers": "an audit log in a file",
     "prometheus_client": "--metrics",

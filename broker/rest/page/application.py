@@ -1,0 +1,297 @@
+"""The page at /ui: HTML that the server makes, on the HTTP port.
+
+    GET  /ui/…                  a view (views.py) in its template; `?format=json`: the value of the view
+    GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
+    POST /ui/topics/…           changes the backlog of a subscription, after a preview (actions.py)
+    POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
+    GET  /ui/static/…           the style sheet, and one small module that keeps the shown view current
+
+Order: the walls (walls.py), the caller, the view, its template. The page works without its script. It is imported with
+jinja2 at its first request, so a server whose page was never opened does not hold it in memory.
+
+Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S; VIEW_S for a view.
+Guarding tests: tests/broker/rest/test_page.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import jinja2
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+
+from ....proto.errors import MagnetarError, Unauthenticated
+from ....proto.versions import PRODUCT
+from ....runtime.access import PrincipalKind
+from ....runtime.network import CallContext
+from ...node.topic_manager import TopicManager
+from ..call import BadRequest, RestRequest, error_response
+from .actions import parse_action, preview_action, run_action
+from .formats import FILTERS
+from .views import SUBSCRIPTION, VIEWS, View, find_view
+from .walls import COOKIE_MAX, HEADERS, SESSION_S, FormTokens, Sessions, check_host, check_origin, make_cookie
+
+ROOT = "/ui"
+LIVE_S = 2.0
+COMMENT_TURNS = 7
+"""After so many turns without a change a stream sends a comment, so that what is between does not end it."""
+STREAMS_MAX = 50
+VIEW_S = 30.0
+FORM_BYTES_MAX = 64 << 10
+
+Admit = Callable[[Request, str, str], Awaitable[CallContext]]
+"""Authenticates the caller of a request, for a path of the audit log; the text is the `Authorization` of a login."""
+MakeCall = Callable[[Request, CallContext, dict[str, str], bytes], RestRequest]
+
+_FOLDER = Path(__file__).parent
+_STATIC = {
+    "page.css": ("text/css", (_FOLDER / "static" / "page.css").read_bytes()),
+    "page.js": ("text/javascript", (_FOLDER / "static" / "page.js").read_bytes()),
+}
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+)  # fmt: skip
+_TEMPLATES.filters.update(FILTERS)
+for _name in _TEMPLATES.list_templates():
+    _TEMPLATES.get_template(_name)  # read and compiled with this module, in its thread
+
+
+class PageApplication:
+    """The ASGI application of the page."""
+
+    def __init__(self, admit: Admit, make_call: MakeCall, broker: TopicManager) -> None:
+        self._admit = admit
+        self._make_call = make_call
+        self._broker = broker
+        self._clock = broker.world.clock
+        self._tokens = FormTokens()
+        self._sessions = Sessions(self._clock)
+        self._streams = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except Unauthenticated as error:
+            response = self._ask_login(request, error)
+        except Exception as error:
+            response = self._refused(request, error)
+        response.headers.update(HEADERS)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(ROOT)
+        if request.method not in ("GET", "HEAD", "POST"):
+            raise BadRequest("the page is read by GET, and changed by POST", 405)
+        if request.method == "POST":
+            return await self._post(request, path)
+        if path.startswith("/static/"):
+            return _static(path.removeprefix("/static/"))
+        if path == "/login":
+            return self._render(request, "login.html", title="Log in", reason="", who="")
+        view, names = find_view(path)
+        context = await self._caller(request, f"{view.template.removesuffix('.html')}")
+        call = self._make_call(request, context, _topic_names(names), b"")
+        if request.query_params.get("live") and request.method == "GET":
+            return self._live(request, view, call)
+        async with asyncio.timeout(VIEW_S):
+            value = await view.run(call)
+        if request.query_params.get("format") == "json":
+            return Response(msgspec.json.encode(value), media_type="application/json")
+        return self._render(request, view.template, **_values(request, view, value, context))
+
+    async def _caller(self, request: Request, act: str) -> CallContext:
+        """Returns the caller of a view. Raises Unauthenticated; BadRequest if it brought no credentials, and the server
+        is called by a name that it does not know."""
+        context = await self._admit(request, f"http.Page/{act}", self._sessions.find(_cookie(request)))
+        if context.principal.kind in (PrincipalKind.LOCAL, PrincipalKind.ANONYMOUS):
+            check_host(request.headers.get("host", ""), self._advertised_host())
+        return context
+
+    def _advertised_host(self) -> str:
+        advertised = self._broker.config.advertised
+        return advertised.host if advertised is not None else ""
+
+    # ------------------------------------------------------------------------------------------------- changes
+    async def _post(self, request: Request, path: str) -> Response:
+        check_origin(request.headers)
+        form = await _read_form(request)
+        self._tokens.check(_cookie(request), form.get("form", ""))
+        if path == "/login":
+            return await self._login(request, form)
+        if path == "/logout":
+            self._sessions.discard(_cookie(request))
+            return RedirectResponse(f"{ROOT}/login", 303)
+        view, names = find_view(path)
+        if view is not SUBSCRIPTION:
+            raise BadRequest("the page has no such form", 404)
+        context = await self._caller(request, "subscription")
+        call = self._make_call(request, context, _topic_names(names), b"")
+        action = parse_action(form)
+        async with asyncio.timeout(VIEW_S):
+            if form.get("confirm") == "1":
+                await run_action(call, action)
+                return RedirectResponse(request.scope["path"], 303)
+            preview = await preview_action(call, action)
+            value = await view.run(call)
+        shown = {"preview": preview, "action": action, "given": form.get(action.act, ""), "live": False}
+        return self._render(request, view.template, **{**_values(request, view, value, context), **shown})
+
+    async def _login(self, request: Request, form: dict[str, str]) -> Response:
+        if token := form.get("token", "").strip():
+            authorization = f"Bearer {token}"
+        else:
+            pair = f"{form.get('user', '')}:{form.get('password', '')}".encode()
+            authorization = f"Basic {base64.b64encode(pair).decode()}"
+        try:
+            await self._admit(request, "http.Page/login", authorization)
+        except MagnetarError as error:
+            refused = self._render(request, "login.html", title="Log in", reason=error.message, who="")
+            refused.status_code = 401
+            return refused
+        response = RedirectResponse(_local(form.get("next", "")), 303)
+        _set_cookie(request, response, self._sessions.add(authorization))
+        return response
+
+    # ---------------------------------------------------------------------------------------------------- live
+    def _live(self, request: Request, view: View, call: RestRequest) -> Response:
+        if self._streams >= STREAMS_MAX:
+            raise BadRequest(f"{STREAMS_MAX} pages are live already: this one is as of its loading", 503)
+        return StreamingResponse(
+            self._events(request, view, call), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
+
+    async def _events(self, request: Request, view: View, call: RestRequest) -> AsyncIterator[bytes]:
+        """Yields the events of a live view, until the browser leaves, the server ends, or the view fails."""
+        ended: asyncio.Event = request.state.ended
+        shown, quiet = b"", 0
+        self._streams += 1
+        try:
+            yield b"retry: 3000\n\n"
+            while not ended.is_set():
+                await self._caller(request, "live")  # the login may have ended
+                async with asyncio.timeout(VIEW_S):
+                    value = await view.run(call)
+                text = self._fragment(view, value)
+                digest = hashlib.sha256(text.encode()).digest()
+                if digest != shown:
+                    shown, quiet = digest, 0
+                    yield f"data: {json.dumps({'id': 'live', 'html': text})}\n\n".encode()
+                elif (quiet := quiet + 1) % COMMENT_TURNS == 0:
+                    yield b": nothing has changed\n\n"
+                try:
+                    async with asyncio.timeout(LIVE_S):
+                        await ended.wait()
+                except TimeoutError:
+                    continue
+        except (MagnetarError, HTTPException, TimeoutError):
+            return  # the browser asks again, and is told why
+        finally:
+            self._streams -= 1
+
+    def _fragment(self, view: View, value: object) -> str:
+        template = _TEMPLATES.get_template(view.template)
+        return "".join(template.blocks["live"](template.new_context({"view": value, "now_ms": self._clock.wall_ms()})))
+
+    # ------------------------------------------------------------------------------------------------- answers
+    def _render(self, request: Request, template: str, **values: Any) -> Response:
+        cookie = _cookie(request) or make_cookie()
+        shared = {
+            "form": self._tokens.token_of(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
+            "next": request.query_params.get("next", ""), "path": "", "preview": "", "now_ms": self._clock.wall_ms(),
+        }  # fmt: skip
+        response = HTMLResponse(_TEMPLATES.get_template(template).render(**{**shared, **values}))
+        if not _cookie(request):
+            _set_cookie(request, response, cookie)
+        return response
+
+    def _ask_login(self, request: Request, error: Unauthenticated) -> Response:
+        if _wants_html(request):
+            where = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(f"{ROOT}/login?next={quote(where, safe='')}", 303)
+        return error_response(error)
+
+    def _refused(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, TimeoutError):
+            error = BadRequest(f"the view was not ready within {VIEW_S:g} s", 504)
+        found = error_response(error)
+        if not _wants_html(request):
+            return found
+        reason = json.loads(bytes(found.body))["reason"]
+        response = self._render(request, "error.html", title="Not shown", reason=reason, who="")
+        response.status_code = found.status_code
+        return response
+
+
+def _values(request: Request, view: View, value: object, context: CallContext) -> dict[str, Any]:
+    path = request.scope["path"].removeprefix(ROOT).strip("/")
+    return {"view": value, "title": view.title, "path": path.split("/")[0], "live": True, "who": context.principal.name}
+
+
+def _wants_html(request: Request) -> bool:
+    asked = request.query_params
+    return not asked.get("live") and asked.get("format") != "json"
+
+
+def _static(name: str) -> Response:
+    if name not in _STATIC:
+        raise BadRequest("the page has no such file", 404)
+    kind, content = _STATIC[name]
+    return Response(content, media_type=kind)
+
+
+def _topic_names(segments: list[str]) -> dict[str, str]:
+    return dict(zip(("domain", "tenant", "namespace", "topic", "subscription"), segments, strict=False))
+
+
+def _cookie_name(request: Request) -> str:
+    """Returns the name of our cookie. Ports of a host share their cookies, so the name has the port."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"magnetar_page_{port if port.isascii() and port.isdigit() else 0}"
+
+
+def _cookie(request: Request) -> str:
+    found = request.cookies.get(_cookie_name(request), "")
+    return found if len(found) <= COOKIE_MAX else ""
+
+
+def _set_cookie(request: Request, response: Response, cookie: str) -> None:
+    response.set_cookie(
+        _cookie_name(request), cookie, max_age=SESSION_S, path=ROOT, httponly=True, samesite="strict",
+        secure=request.state.caller.is_encrypted,
+    )  # fmt: skip
+
+
+def _local(target: str) -> str:
+    """Returns where to go after a login: a view of ours, whatever the form says."""
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc or not parts.path.startswith(f"{ROOT}/") or "\\" in target:
+        return f"{ROOT}/"
+    return target
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """Returns the fields of a form. Raises BadRequest if it is too long (413), or no form (415)."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise BadRequest("a form is application/x-www-form-urlencoded", 415)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES_MAX:
+            raise BadRequest(f"a form has at most {FORM_BYTES_MAX} bytes", 413)
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=False, max_num_fields=50)
+    except ValueError as error:
+        raise BadRequest("the form cannot be read") from error
+    return {name: values[-1] for name, values in fields.items()}

@@ -1,0 +1,280 @@
+"""The views of the page: each is a function that returns a value, and a template shows it.
+
+A view calls operations as its caller (`RestRequest`), so the page shows nobody more than REST does. `?format=json`
+shows the value itself.
+
+| path below /ui | view | template |
+|---|---|---|
+| `/` | `overview` | overview.html |
+| `/topics` | `topics` | topics.html |
+| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` | topic.html |
+| the same, and `/subscription/{subscription}` | `subscription` | subscription.html |
+| `/brokers`, `/bookies`, `/settings` | of the same name | of the same name |
+
+Guarding tests: tests/broker/rest/test_page.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ....proto import operations as op
+from ....proto.statistics import (
+    BookieInfo,
+    BrokerSummary,
+    KeptLedger,
+    SubscriptionStats,
+    TopicPage,
+    TopicRow,
+    TopicStats,
+    WhyStuck,
+)
+from ....runtime.config import REQUIRED, defaults_of, settings
+from ..call import BadRequest, RestRequest
+
+ROWS = 10
+"""Rows of a table of the overview."""
+WHY_MAX = 50
+"""Subscriptions of a topic that are explained: each is a request to its owner."""
+FULL_SHARE = 0.9
+"""Used share of a bookie's disk from which it is told: the store refuses writes somewhat later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something to act on: a sentence, and the command that shows more of it or helps."""
+
+    sentence: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The cluster: its sums, what is wrong, and the topics to look at first."""
+
+    topics: int
+    subscriptions: int
+    producers: int
+    consumers: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    storage_bytes: int
+    backlog: int
+    connections: int
+    brokers: tuple[BrokerSummary, ...]
+    bookies: tuple[BookieInfo, ...]
+    alarms: tuple[Alarm, ...]
+    worst: tuple[TopicRow, ...]  # the largest backlogs
+    busiest: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """A page of topics, and what was asked for."""
+
+    q: str
+    sort: str
+    page: TopicPage
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A subscription, and why it does not get on. None: it was not asked for."""
+
+    stats: SubscriptionStats
+    why: WhyStuck | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic without partitions or a partition: `stats` and what follows. A partitioned topic: `partitions`."""
+
+    name: str
+    partitions: tuple[str, ...] = ()
+    stats: TopicStats | None = None
+    subscriptions: tuple[Explained, ...] = ()
+    ledgers: tuple[KeptLedger, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionView:
+    """One subscription of a topic."""
+
+    topic: str
+    explained: Explained
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """All brokers; `silent` did not answer."""
+
+    brokers: tuple[BrokerSummary, ...]
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookies:
+    """All registered bookies."""
+
+    bookies: tuple[BookieInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting of the broker that was asked. `changed`: it is not the default."""
+
+    name: str
+    value: str
+    default: str
+    changed: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the broker that was asked."""
+
+    broker: str
+    settings: tuple[SettingRow, ...]
+
+
+async def overview(call: RestRequest) -> Overview:
+    summary, bookies = await asyncio.gather(call.call_local(op.BROKER_SUMMARIES), call.call_local(op.LIST_BOOKIES))
+    totals = [each.total for each in summary.brokers]
+    by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
+    by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
+    return Overview(
+        topics=sum(each.topics for each in totals), subscriptions=sum(each.subscriptions for each in totals),
+        producers=sum(each.producers for each in totals), consumers=sum(each.consumers for each in totals),
+        rate_in=sum(each.rate_in for each in totals), rate_out=sum(each.rate_out for each in totals),
+        throughput_in=sum(each.throughput_in for each in totals),
+        throughput_out=sum(each.throughput_out for each in totals),
+        storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
+        connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
+        bookies=tuple(bookies), alarms=tuple(find_alarms(summary.brokers, summary.silent, bookies)),
+        worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
+        busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
+    )  # fmt: skip
+
+
+def find_alarms(
+    brokers: tuple[BrokerSummary, ...], silent: tuple[str, ...], bookies: tuple[BookieInfo, ...] | list[BookieInfo]
+) -> list[Alarm]:
+    """Returns what an operator should look at, the worst first."""
+    found = [Alarm(f"Broker {name} did not answer within a second.", "magnetar brokers list") for name in silent]
+    if not bookies:
+        found.append(Alarm("No bookie is registered: nothing can be stored.", "magnetar bookies list"))
+    for bookie in bookies:
+        if bookie.read_only:
+            found.append(Alarm(f"Bookie {bookie.endpoint} takes no new data.", "magnetar bookies list"))
+        elif bookie.total_bytes and bookie.free_bytes < (1 - FULL_SHARE) * bookie.total_bytes:
+            left = 100 * bookie.free_bytes // bookie.total_bytes
+            found.append(Alarm(f"The disk of bookie {bookie.endpoint} has {left} % left.", "magnetar bookies list"))
+    for broker in brokers:
+        if broker.degraded:
+            topics = "1 topic writes" if broker.degraded == 1 else f"{broker.degraded} topics write"
+            text = f"At broker {broker.name} {topics} fewer copies than asked for."
+            found.append(Alarm(text, "magnetar bookies list"))
+    return found
+
+
+async def topics(call: RestRequest) -> Topics:
+    q, sort = call.query.get("q", ""), call.query.get("sort", "")
+    page = await call.call_local(
+        op.TOPIC_PAGE, prefix="", contains=q, sort=sort, after=call.query.get("after", ""), limit=100, here=False
+    )
+    return Topics(q, sort, page)
+
+
+async def topic(call: RestRequest) -> TopicView:
+    name = call.topic
+    await call.authorize(op.TOPIC_STATS, name=name.full)
+    partitions = await call.list_partitions()
+    if partitions:
+        return TopicView(name.full, partitions=tuple(each.full for each in partitions))
+    stats = await call.call_owner(op.TOPIC_STATS, name)
+    kept = await call.call_owner(op.WHY_KEPT, name)
+
+    async def explain(each: SubscriptionStats) -> Explained:
+        await call.authorize(op.WHY_STUCK, topic=name.full, name=each.name)
+        why = await call.call_owner(op.WHY_STUCK, name, name=each.name)
+        return Explained(each, why)
+
+    first, others = stats.subscriptions[:WHY_MAX], stats.subscriptions[WHY_MAX:]
+    explained = [await explain(each) for each in first]
+    return TopicView(
+        name.full, stats=stats, subscriptions=(*explained, *(Explained(each, None) for each in others)),
+        ledgers=kept.ledgers,
+    )  # fmt: skip
+
+
+async def subscription(call: RestRequest) -> SubscriptionView:
+    name = call.names["subscription"]
+    await call.authorize(op.WHY_STUCK, topic=call.topic.full, name=name)
+    why = await call.call_owner(op.WHY_STUCK, call.topic, name=name)
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
+    stats = await call.call_owner(op.TOPIC_STATS, call.topic)
+    found = next((each for each in stats.subscriptions if each.name == name), None)
+    if found is None:
+        raise BadRequest("the topic has no such subscription", 404)
+    return SubscriptionView(call.topic.full, Explained(found, why))
+
+
+async def brokers(call: RestRequest) -> Brokers:
+    found = await call.call_local(op.BROKER_SUMMARIES)
+    return Brokers(found.brokers, found.silent)
+
+
+async def bookies(call: RestRequest) -> Bookies:
+    found = await call.call_local(op.LIST_BOOKIES)
+    return Bookies(tuple(found))
+
+
+async def broker_settings(call: RestRequest) -> Settings:
+    await call.authorize(op.LIST_BROKERS)
+    config = call.broker.config
+    defaults, rows = defaults_of(type(config)), list[SettingRow]()
+    for each in settings(type(config)):
+        value, default = getattr(config, each.name), defaults[each.name]
+        shown = "" if default is REQUIRED else str(default)
+        rows.append(SettingRow(each.name, str(value), shown, value != default, each.doc))
+    return Settings(call.broker.name, tuple(rows))
+
+
+class View(NamedTuple):
+    """A view: its function, its template, and its title."""
+
+    run: Callable[[RestRequest], Awaitable[object]]
+    template: str
+    title: str
+
+
+VIEWS = {
+    "": View(overview, "overview.html", "Overview"),
+    "topics": View(topics, "topics.html", "Topics"),
+    "brokers": View(brokers, "brokers.html", "Brokers"),
+    "bookies": View(bookies, "bookies.html", "Bookies"),
+    "settings": View(broker_settings, "settings.html", "Settings"),
+}
+"""The views by their path below /ui."""
+TOPIC = View(topic, "topic.html", "Topic")
+SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
+
+
+def find_view(path: str) -> tuple[View, list[str]]:
+    """Returns the view of a path below /ui, and the encoded segments that name its topic, and subscription. Raises
+    BadRequest (404)."""
+    if view := VIEWS.get(path.strip("/")):
+        return view, []
+    parts = path.strip("/").split("/")
+    if parts[0] == "topics" and len(parts) == 5:
+        return TOPIC, parts[1:]
+    if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
+        return SUBSCRIPTION, [*parts[1:5], parts[6]]
+    raise BadRequest("the page has no such view", 404)

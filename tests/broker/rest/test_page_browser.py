@@ -1,0 +1,106 @@
+"""The page in a real browser: with and without its script, with hostile names, live, by keyboard, behind a login."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.broker.rest.http import V2, T, serving
+from tests.broker.rest.test_access import guarded
+from tests.broker.rest.test_page import HOSTILE, TOPIC, VIEWS
+from tests.page import IS_THERE, WHAT_TO_INSTALL, browsing, visiting
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(not IS_THERE, reason=WHAT_TO_INSTALL)]
+
+
+async def test_each_view_works_with_and_without_javascript(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+        await http.done("PUT", T)
+        await http.done("PUT", f"{T}/subscription/s", "latest")
+        for script in (True, False):
+            for scheme in ("light", "dark"):
+                options = {"java_script_enabled": script, "color_scheme": scheme}
+                async with visiting(browser, broker.http_url, **options) as page:
+                    for path in VIEWS:
+                        answer = await page.goto(broker.http_url + path)
+                        assert answer.status == 200
+                        assert await page.locator("h1").is_visible()
+                        assert await page.locator("#pause").is_visible() is script
+                        dark = "rgb(13, 17, 23)"
+                        ground = await page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
+                        assert (ground == dark) is (scheme == "dark")
+                    await page.get_by_role("link", name="Topics").click()
+                    await page.get_by_label("Name contains").fill("default/t")
+                    await page.get_by_role("button", name="Search").click()
+                    await page.get_by_role("link", name="persistent://public/default/t").click()
+                    assert page.url.endswith(TOPIC)
+
+
+async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+        names = [quote(each, safe="") for each in HOSTILE]
+        for name in names:
+            await http.done("PUT", f"{V2}/persistent/public/default/{name}")
+            await http.done("PUT", f"{V2}/persistent/public/default/{name}/subscription/{name}", "latest")
+        async with visiting(browser, broker.http_url) as page:
+            for name in names:
+                async with page.expect_response(lambda each: "live=1" in each.url):
+                    await page.goto(f"{broker.http_url}/ui/topics/persistent/public/default/{name}")
+                await page.goto(f"{broker.http_url}/ui/topics?q={name}")
+                assert await page.locator("tbody tr").count() == 1
+                assert await page.locator("img").count() == 0
+
+
+async def test_a_view_changes_by_itself_and_keeps_the_focus(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+        await http.done("PUT", T)
+        await http.get(f"{T}/stats")
+        async with visiting(browser, broker.http_url) as page:
+            await page.goto(f"{broker.http_url}/ui/topics")
+            await page.get_by_role("link", name="persistent://public/default/t").focus()
+            other = f"{V2}/persistent/public/default/a-new-one"
+            await http.done("PUT", other)
+            await http.get(f"{other}/stats")
+            await page.get_by_role("link", name="persistent://public/default/a-new-one").wait_for(timeout=5_000)
+            focused = await page.evaluate("document.activeElement.textContent")
+            assert focused == "persistent://public/default/t"
+            await page.get_by_role("button", name="Pause").click()
+            assert await page.get_by_role("button", name="Pause", pressed=True).is_visible()
+
+
+async def test_the_page_is_read_and_used_without_a_mouse(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), browsing() as browser:
+        await http.done("PUT", T)
+        await http.get(f"{T}/stats")
+        async with visiting(browser, broker.http_url) as page:
+            await page.goto(f"{broker.http_url}/ui/topics?sort=backlog")
+            reached = list[str]()
+            for _ in range(5):
+                await page.keyboard.press("Tab")
+                reached.append(await page.evaluate("document.activeElement.textContent"))
+            assert reached == ["Skip to the content", "Overview", "Topics", "Brokers", "Bookies"]
+            tree = await page.locator("body").aria_snapshot()
+            for part in (
+                "navigation \"Views\"", "heading \"Topics\" [level=1]", "search:", "searchbox \"Name contains\"",
+                "region \"Topics\"", "table \"Topics\"", "columnheader \"Topic\"", "rowheader \"persistent://public",
+            ):  # fmt: skip
+                assert part in tree, tree
+            assert await page.locator("th[aria-sort=descending]").inner_text() == "Backlog"
+
+
+@pytest.mark.parametrize("script", [True, False])
+async def test_a_user_logs_in_and_out(tmp_path: Path, script: bool) -> None:
+    async with guarded(tmp_path) as (http, _), browsing() as browser:
+        url = f"http://{http.endpoint}"
+        async with visiting(browser, url, java_script_enabled=script) as page:
+            await page.goto(f"{url}/ui/brokers")
+            await page.get_by_label("Token").fill("root")
+            await page.get_by_role("button", name="Log in").click()
+            await page.wait_for_url(f"{url}/ui/brokers")
+            assert await page.evaluate("document.cookie") == ""
+            await page.get_by_role("button", name="Log out").click()
+            await page.get_by_label("Token").wait_for()
+            await page.goto(f"{url}/ui/")
+            assert "/ui/login" in page.url
