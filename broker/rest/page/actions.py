@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ....proto import operations as op
+from ....proto.names import parse_number
 from ..call import BadRequest, RestRequest
 from .formats import moment, number
 
@@ -35,9 +36,10 @@ def parse_action(form: Mapping[str, str]) -> Action:
     if act == "skip":
         return Action(act, 0)
     if act == "expire":
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= SECONDS_MAX):
+        age_s = parse_number(text)
+        if age_s is None or not 1 <= age_s <= SECONDS_MAX:
             raise BadRequest("the age is a number of seconds, 1 or more")
-        return Action(act, int(text))
+        return Action(act, age_s)
     if act == "reset":
         try:
             return Action(act, max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)))

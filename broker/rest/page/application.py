@@ -31,6 +31,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
 from ....proto.errors import MagnetarError, Unauthenticated
+from ....proto.names import parse_number
 from ....proto.versions import PRODUCT
 from ....runtime.access import PrincipalKind
 from ....runtime.network import CallContext
@@ -258,7 +259,7 @@ def _topic_names(segments: list[str]) -> dict[str, str]:
 def _cookie_name(request: Request) -> str:
     """Returns the name of our cookie. Ports of a host share their cookies, so the name has the port."""
     port = request.headers.get("host", "").rpartition(":")[2]
-    return f"magnetar_page_{port if port.isascii() and port.isdigit() else 0}"
+    return f"magnetar_page_{parse_number(port) or 0}"
 
 
 def _cookie(request: Request) -> str:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from ....proto import operations as op
 from ....proto.statistics import (
     BookieInfo,
+    BrokerSetting,
     BrokerSummary,
     KeptLedger,
     SubscriptionStats,
@@ -34,6 +35,7 @@ from ....proto.statistics import (
     WhyStuck,
 )
 from ....runtime.config import REQUIRED, defaults_of, settings
+from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
 
 ROWS = 10
@@ -127,18 +129,16 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of the broker that was asked. `changed`: it is not the default."""
+    """A setting of the broker that was asked, and what it is for."""
 
-    name: str
-    value: str
+    setting: BrokerSetting
     default: str
-    changed: bool
     meaning: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the broker that was asked."""
+    """The settings in force at the broker that was asked."""
 
     broker: str
     settings: tuple[SettingRow, ...]
@@ -237,14 +237,14 @@ async def bookies(call: RestRequest) -> Bookies:
 
 
 async def broker_settings(call: RestRequest) -> Settings:
-    await call.authorize(op.LIST_BROKERS)
-    config = call.broker.config
-    defaults, rows = defaults_of(type(config)), list[SettingRow]()
-    for each in settings(type(config)):
-        value, default = getattr(config, each.name), defaults[each.name]
-        shown = "" if default is REQUIRED else str(default)
-        rows.append(SettingRow(each.name, str(value), shown, value != default, each.doc))
-    return Settings(call.broker.name, tuple(rows))
+    described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
+    config = type(call.broker.config)
+    defaults, meanings = defaults_of(config), {each.name: each.doc for each in settings(config)}
+    rows = list[SettingRow]()
+    for each in described.settings:
+        default = defaults.get(each.name, REQUIRED)
+        rows.append(SettingRow(each, "" if default is REQUIRED else to_java_text(default), meanings.get(each.name, "")))
+    return Settings(described.name, tuple(rows))
 
 
 class View(NamedTuple):
