@@ -59,7 +59,8 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
     clock = SystemClock()
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=clock), loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
-        publish_seconds=Histogram(SECONDS), bookie_statistics=dict, memory=CallerMemory(), coordinators=(),
+        metrics_topics=config.metrics_topics, publish_seconds=Histogram(SECONDS), bookie_statistics=dict,
+        memory=CallerMemory(), coordinators=(),
         survey=Surveyor(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)

@@ -88,13 +88,10 @@ def load(
     return config
 
 
-def source_of(kind: type[msgspec.Struct], section: str, name: str, value: object) -> str:
-    """Returns from where this process has the setting `name`, whose value is `value`: environment, file, default; else
-    option, which is what a program gave, or worked out as a share of `memory_bytes`. Only what `load` read is known."""
-    known = _SOURCES.get(section, {}).get(name)
-    if known is None:
-        known = "default" if defaults_of(kind)[name] == value else "option"
-    return known
+def source_of(section: str, name: str, *, is_default: bool) -> str:
+    """Returns from where this process has the setting `name`: environment, file, default; else option, which is what a
+    program gave, or worked out as a share of `memory_bytes`. Only what `load` read is known."""
+    return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
 
 def explicit_settings(

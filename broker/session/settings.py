@@ -26,7 +26,7 @@ from ...proto.policies import RETENTIONS, Policies
 from ...proto.statistics import BrokerDescription, BrokerSetting
 from ...proto.versions import PRODUCT
 from ...runtime import logs
-from ...runtime.config import source_of
+from ...runtime.config import defaults_of, source_of
 from ...runtime.descriptors import PROCESS
 from ...runtime.metrics import Page
 from ...runtime.metrics_server import as_text
@@ -140,14 +140,14 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
     """Returns the settings in force at this broker, with their sources. A changed one has the source `dynamic`."""
     config, changed = broker.config, {_OURS[name] for name in changed_settings(broker.policies.of_brokers)}
-    found = list[BrokerSetting]()
+    defaults, found = defaults_of(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
         value: object = getattr(config, name)
         if name in NAMES:
             value = getattr(broker.policies.defaults, name)
         elif name in RUNTIME:
             value = getattr(broker, name)
-        source = "dynamic" if name in changed else source_of(BrokerConfig, "broker", name, value)
+        source = "dynamic" if name in changed else source_of("broker", name, is_default=value == defaults[name])
         found.append(BrokerSetting(name, to_java_text(value), source, name in CHANGING))
     level = "dynamic" if "log_level" in changed else "option"
     return (*found, BrokerSetting("log_level", logs.level_in_force(), level, dynamic=True))

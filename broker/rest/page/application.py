@@ -185,9 +185,9 @@ class PageApplication:
                 async with asyncio.timeout(VIEW_S):
                     value = await view.run(call)
                 text = self._fragment(view, value)
-                digest = hashlib.sha256(text.encode()).digest()
-                if digest != shown:
-                    shown, quiet = digest, 0
+                version = hashlib.sha256(text.encode()).digest()
+                if version != shown:
+                    shown, quiet = version, 0
                     yield f"data: {json.dumps({'id': 'live', 'html': text})}\n\n".encode()
                 elif (quiet := quiet + 1) % COMMENT_TURNS == 0:
                     yield b": nothing has changed\n\n"
