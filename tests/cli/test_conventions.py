@@ -48,7 +48,7 @@ ASKING = {path: each for path, each in LEAVES.items() if any("--yes" in option.o
 
 VALUES = {
     "topic": "t", "namespace": "public/default", "target": "public/default", "tenant": "public", "bookie": "0" * 8,
-    "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
+    "broker": "broker-1", "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
     "query": "q", "txn": "(1,1099511627776)", "half": "(1,1099511627776)",
 }  # fmt: skip
 OPTIONS = {
