@@ -10,7 +10,7 @@ import time
 import tracemalloc
 
 from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, parse_entry
-from magnetar.proto.entry import broker_part, encode_batch, item_prefix
+from magnetar.proto.entry import encode_batch, encode_broker_part, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
 from .harness import Options, Run
@@ -29,7 +29,7 @@ def _log(options: Options, messages: int, keys: int) -> list[tuple[int, int, byt
         for _ in range(BATCH):
             of = SingleMessageMetadata(payload_size=len(payload), partition_key=f"key-{rng.randrange(keys)}")
             parts += (item_prefix(of), payload)
-        entry = broker_part(first + BATCH - 1, 1) + encode_batch(metadata, parts, BATCH)
+        entry = encode_broker_part(first + BATCH - 1, 1) + encode_batch(metadata, parts, BATCH)
         entries.append((first, BATCH, entry))
     return entries
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from magnetar.proto.versions import build
+from magnetar.proto.versions import build_kind
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_DEADLINE_S = 60.0
@@ -252,7 +252,7 @@ def report(name: str, unit: str, runs: Sequence[Run], options: Options, *, pick:
         "options": {k: v for k, v in vars(options).items() if k not in ("extra", "url")} | options.extra,
         "machine": machine(),
         "commit": commit(),
-        "build": build(),
+        "build": build_kind(),
         "seed": options.seed,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -27,7 +27,7 @@ from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import Blocked
 from magnetar.runtime.budget import CallerMemory
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import SECONDS, Histogram, Page
+from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage
 
 from .harness import Options, Run
 
@@ -98,7 +98,7 @@ def _page(broker: Any) -> tuple[float, float]:
         gc.disable()  # a collection is no work of the page
         steps.clear()
         await asyncio.sleep(0)
-        await MeasuredParts(broker=broker)(Page())
+        await MeasuredParts(broker=broker)(MetricsPage())
 
     asyncio.Handle._run = step  # type: ignore[method-assign]
     try:

@@ -62,11 +62,11 @@ class Both(NamedTuple):
 @contextmanager
 def _files() -> Iterator[Path]:
     """An empty folder with `security` in it."""
-    from magnetar.security.authority import initialize
+    from magnetar.security.authority import create_files
 
     root = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     try:
-        initialize(root / "security", ["127.0.0.1"], datetime.now(UTC))
+        create_files(root / "security", ["127.0.0.1"], datetime.now(UTC))
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)

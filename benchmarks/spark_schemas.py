@@ -40,10 +40,10 @@ def orders(seed: int) -> list[dict[str, Any]]:
 def schema_spark_read(options: Options) -> Run:
     """`value` is that of JSON; `detail` has both."""
     import magnetar
-    from magnetar.client.model.payloads import PreEncodedSchema, avro_writer
+    from magnetar.client.model.payloads import PreEncodedSchema, make_avro_encoder
     from magnetar.proto.schema import SchemaInfo, SchemaType
 
-    encode = avro_writer(json.loads(DEFINITION))
+    encode = make_avro_encoder(json.loads(DEFINITION))
     given = {
         "json": (SchemaType.JSON, [json.dumps(each, separators=(",", ":")).encode() for each in orders(options.seed)]),
         "avro": (SchemaType.AVRO, [encode(each) for each in orders(options.seed)]),

@@ -277,7 +277,7 @@ class Adds:
         else:
             self._refuse(batch, status)
 
-    def answer_sealed(self, intents: Sequence[Intent], ok: bool) -> None:
+    def answer_journaled(self, intents: Sequence[Intent], ok: bool) -> None:
         """Answers the requests of a sealed group, in the order of their arrival. `ok`: their records are durable;
         False: there was no room for them.
         """

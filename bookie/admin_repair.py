@@ -89,7 +89,7 @@ class RepairVerbs:
         record = await marks.read_ledger(self._session(), ledger)
         if record is None:
             raise LedgerNotFound(f"ledger {ledger} does not exist; 'magnetar ledgers list' shows them", ledger=ledger)
-        mark = await marks.mark_of(self._session(), ledger)
+        mark = await marks.read_mark(self._session(), ledger)
         return {
             **_short(record),
             "properties": dict(record.properties),
@@ -112,7 +112,7 @@ class RepairVerbs:
         check_option_names(options, ())
         store, now_ms = self._session(), self._clock.wall_ms()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
-        workers = await marks.records_of(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
+        workers = await marks.list_records(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
         ids = await marks.list_ledgers(store, paths.UNDER_REPLICATED)
         found = await self._marks(ids[:SAMPLE])
         left = await self._bytes_left(found) * max(len(ids), 1) // max(len(found), 1)
@@ -218,7 +218,7 @@ class RepairVerbs:
 
     async def _marks(self, ledgers: Sequence[int]) -> list[UnderReplicatedRecord]:
         store = self._session()
-        found = await _in_parts(ledgers, lambda ledger: marks.mark_of(store, ledger))
+        found = await _in_parts(ledgers, lambda ledger: marks.read_mark(store, ledger))
         return [each[0] for each in found if each is not None]
 
     async def _bytes_left(self, found: Sequence[UnderReplicatedRecord]) -> int:

@@ -1,12 +1,13 @@
 """The disk under a bookie: when the bookie stops taking adds of clients, and when it takes them again.
 
-`judge` decides from three facts: how much of the disk is used, whether a write found no room, and the state before:
+`judge_disk` decides from three facts: how much of the disk is used, whether a write found no room, and the state
+before:
 
 | state | when | what it stops |
 |---|---|---|
 | WRITABLE | | nothing |
 | TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
-| FULL | used ≥ `disk_full_share`, or free < the floor; until both are past what `judge` says | adds of clients |
+| FULL | used ≥ `disk_full_share`, or free < the floor; until both are past what `judge_disk` says | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
@@ -56,14 +57,14 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits by which `judge` decides the state of a disk: shares of its size, and bytes."""
+    """The limits by which `judge_disk` decides the state of a disk: shares of its size, and bytes."""
 
     full_share: float
     low_water_share: float
     warn_share: float
     free_bytes_min: int  # -1: not set
 
-    def floor_bytes(self, total: int) -> int:
+    def free_floor_bytes(self, total: int) -> int:
         """Returns the free bytes below which a disk of `total` bytes is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
@@ -79,11 +80,11 @@ class DiskUsage(NamedTuple):
         return 1.0 - self.free / self.total if self.total else 1.0
 
 
-def judge(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
+def judge_disk(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """Returns the present state of the disk. `was`: its state before. `no_room`: a write found no room and none has
     succeeded since, or the reserve is missing.
     """
-    floor = limits.floor_bytes(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
+    floor = limits.free_floor_bytes(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -131,9 +132,9 @@ class DiskMonitor:
     def on_no_space(self) -> None:
         """Called when a write found no room: refuses adds of clients from now on, and starts a check of the disk."""
         self._become(DiskState.NO_ROOM)
-        self.check_soon()
+        self.request_check()
 
-    def check_soon(self) -> None:
+    def request_check(self) -> None:
         """Makes `run` check the disk and update the registration now instead of after the interval."""
         self._asked.set()
 
@@ -145,7 +146,7 @@ class DiskMonitor:
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
         usage = self.usage = DiskUsage(*await self._store.room.usage())
-        self._become(judge(usage, limits, self.state, no_room=no_room), usage)
+        self._become(judge_disk(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: DiskUsage | None = None) -> None:
         if state is not self.state:
@@ -157,7 +158,7 @@ class DiskMonitor:
 
     def _floor_told(self, usage: DiskUsage) -> str:
         """Returns a text for the log if fewer bytes are free than the floor; else ""."""
-        floor = self._limits.floor_bytes(usage.total)
+        floor = self._limits.free_floor_bytes(usage.total)
         if usage.free >= floor:
             return ""
         why = "free_bytes_min" if self._limits.free_bytes_min >= 0 else "the least where free_bytes_min is not set"

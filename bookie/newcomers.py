@@ -46,7 +46,7 @@ Parked = tuple[Request, RequestHead, float]
 """A request, its head, and when it arrived."""
 
 
-class LedgerIntroductions:
+class UnknownLedgerRequests:
     """Holds requests for ledgers that are unknown to this bookie while it reads their records in the metadata. If a
     record permits a request, calls `introduce(ledger, key)` and then `again(parked)`; else `refuse`.
     """
@@ -67,7 +67,7 @@ class LedgerIntroductions:
         self._closed = False
         self.lookups = 0
 
-    def hold_request(self, request: Request, head: RequestHead, came: float) -> None:
+    def add_request(self, request: Request, head: RequestHead, came: float) -> None:
         """Holds the request until its ledger's record is read. Refuses it (BUSY) if too many requests are held."""
         size = request_memory_bytes(request)
         if not self._waiting.reserve(request.connection, size):

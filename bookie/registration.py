@@ -28,7 +28,7 @@ from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put, get
 from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ..runtime.clock import Clock
 from ..runtime.network import Endpoint, World
-from ..runtime.peer.keys import PeerCalling
+from ..runtime.peer.keys import PeerClientKeys
 from .store import identity
 from .store.identity import Identity
 from .store.journal.segments import JournalPosition
@@ -79,7 +79,7 @@ class Registration:
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
-        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerCalling(found[0].key))
+        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerClientKeys(found[0].key))
         try:
             await peer.request(encode_ping(), timeout_s=ALIVE_S)
         except Unauthorized as error:  # only a process with the registered key, or in clear as registered, says so
@@ -192,7 +192,7 @@ class Registration:
 # crash. Only the metadata can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is
 # limbo). So the bookie's record has a position of the journal, which only grows:
 #
-#     at each start                 the end of what was replayed (identity.py `count_start`)
+#     at each start                 the end of what was replayed (identity.py `record_start`)
 #     before the first answer       after a start: answers wait for this note, once; a copy of before the start is told
 #     NOTE_S after a later answer   of what is synced by then, also of the next journal; nothing when nothing moved
 #     at an orderly end             of all that was answered

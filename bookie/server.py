@@ -28,13 +28,13 @@ from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing, World
 from ..runtime.tasks import Supervisor, run_to_end
 from .disk_monitor import DiskLimits, DiskMonitor, DiskState
-from .format.journal import Damaged
+from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
-from .maintenance.limbo import LimboExit, largest_allocated_ledger
+from .maintenance.limbo import LimboRestorer, largest_allocated_ledger
 from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
-from .maintenance.seen import MetadataMemory
+from .maintenance.seen import RollbackGuard
 from .registration import NewSession, PositionRecorder, Registration
 from .service import HELD_PARTS, BookieService
 from .store import identity
@@ -114,7 +114,7 @@ class Bookie:
         self._registration = Registration(
             metadata, new_session, config.register_retry_s, self._record, self._trust, world.clock
         )  # fmt: skip
-        self._memory = MetadataMemory(world, config.data)
+        self._memory = RollbackGuard(world, config.data)
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
@@ -128,7 +128,7 @@ class Bookie:
         self._schedule: CompactionSchedule
         self._collector: GarbageCollector
         self._mender: EntryRepairer
-        self._limbo: LimboExit
+        self._limbo: LimboRestorer
         self._scrubber: Scrubber
         self._reports: QuarantineReports
         self._repair: RepairSupervisor
@@ -148,30 +148,30 @@ class Bookie:
         address = f"{config.advertised_host or config.host}:{config.data}"
         places = (config.place, address) if config.place else (address,)
         try:
-            self._identity = await identity.claim(world, self._registration.metadata, config.data, *places)
-        except (Damaged, NewerFormat, NoSpace) as error:
+            self._identity = await identity.claim_directory(world, self._registration.metadata, config.data, *places)
+        except (DamagedFile, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
             upto = partial(largest_allocated_ledger, self._registration.metadata)
             await self._registration.check_only_process(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
-            await self._memory.check_trust(self._registration.metadata, accepted=self._identity.metadata_accepted)
+            await self._memory.check_not_older(self._registration.metadata, accepted=self._identity.metadata_accepted)
             known = DirectoryFacts(self._identity.journal, self._identity.losses, upto)
             ports = StorePorts(
-                on_room=lambda: self._service.on_room(), on_no_space=lambda: self._upkeep.on_no_space(),
+                on_room=lambda: self._service.on_store_room(), on_no_space=lambda: self._upkeep.on_no_space(),
                 on_bad=lambda: self._mender.on_quarantined(),
             )  # fmt: skip
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
         except BaseException as error:
             self._identity.lock.close()
             await self._memory.close()
-            if isinstance(error, Damaged | NewerFormat | NoSpace | PermissionError):
+            if isinstance(error, DamagedFile | NewerFormat | NoSpace | PermissionError):
                 raise self._refusal(error) from error
             raise
         self._memory.here = self._highest
         self._make_parts()
         try:
-            await identity.count_start(
+            await identity.record_start(
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
             await self._upkeep.check_disk()
@@ -217,12 +217,12 @@ class Bookie:
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.is_read_only,
             lambda: self._went_back or self._notes.went_back,
         )  # fmt: skip
-        self._limbo = LimboExit(
+        self._limbo = LimboRestorer(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
             self._registration.register,
         )  # fmt: skip
         self._mender = EntryRepairer(
-            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.check_soon
+            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.request_check
         )
         self._scrubber = Scrubber(
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.repair_ledger
@@ -258,7 +258,7 @@ class Bookie:
                 self._admin.add(RepairVerbs(metadata, clock).table)
         return await self._admin.answer(request, sender, local)
 
-    def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
+    def _refusal(self, error: DamagedFile | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoDescriptor):
             return Unavailable(f"no descriptor is free for {self._config.data} ({error}): raise the limit, `ulimit -n`")
         if isinstance(error, NoSpace):
@@ -333,11 +333,11 @@ class Bookie:
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property
-    def collector(self) -> GarbageCollector:
+    def garbage_collector(self) -> GarbageCollector:
         return self._collector
 
     @property
-    def limbo_exit(self) -> LimboExit:
+    def limbo_restorer(self) -> LimboRestorer:
         return self._limbo
 
     @property
@@ -379,7 +379,7 @@ class Bookie:
         deleted until a restart.
         """
         try:
-            await self._memory.check_trust(metadata)
+            await self._memory.check_not_older(metadata)
         except InvalidConfiguration:
             self._went_back = True
             raise

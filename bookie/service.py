@@ -57,7 +57,7 @@ from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
 from .adds import Adds, Intent, Intents, RequestBudget, request_memory_bytes
-from .newcomers import LedgerIntroductions, Parked
+from .newcomers import Parked, UnknownLedgerRequests
 from .store.reads import ReadResult
 from .store.store import Store
 
@@ -104,15 +104,15 @@ class BookieService:
         self._reads_bytes_max = reads_bytes_max
         self._read_bytes_max = read_bytes_max
         self._reads_bytes = 0
-        self.newcomers: LedgerIntroductions | None = None  # None: any ledger may begin
+        self.newcomers: UnknownLedgerRequests | None = None  # None: any ledger may begin
         if metadata is not None:
             store.keys.require_introduction()
-            self.newcomers = LedgerIntroductions(
+            self.newcomers = UnknownLedgerRequests(
                 metadata, store.keys.introduce, self._handle_parked, self._refuse, waiting_bytes_max=held_bytes_max
             )
         self._intents = Intents(self._seal)
         self.adds = Adds(
-            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.hold_request, slow_down,
+            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
         self._fences = RequestBudget(held_bytes_max // FENCES_PART)
@@ -202,10 +202,10 @@ class BookieService:
     def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
         if self._closed:
             return
-        self.adds.answer_sealed(turn, ok)
-        self.on_room()
+        self.adds.answer_journaled(turn, ok)
+        self.on_store_room()
 
-    def on_room(self) -> None:
+    def on_store_room(self) -> None:
         """Called when the store may have room again: admits held adds."""
         if not self._closed:
             self.adds.admit_held()
@@ -262,7 +262,7 @@ class BookieService:
         """Returns whether the request has the ledger's key. If not, the request is answered here, or held until the
         metadata is read.
         """
-        status = self._store.keys.read_verdict(head.ledger, head.key)
+        status = self._store.keys.judge_read(head.ledger, head.key)
         if status is not Status.OK:
             self._park_or_refuse(request, head, came, status)
         return status is Status.OK
@@ -270,7 +270,7 @@ class BookieService:
     def _park_or_refuse(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
         """Parks a request of a ledger that is unknown here; refuses any other with `status`."""
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
-            self.newcomers.hold_request(request, head, came)
+            self.newcomers.add_request(request, head, came)
         else:
             self._refuse(request, head, status)
 
@@ -293,7 +293,7 @@ class BookieService:
             self._read_opened(request, head, came)
 
     def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
-        result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+        result = self._store.read_from_memory(head.ledger, head.entry, head.count, head.bytes_max)
         if result is not None:
             self._answer_read(request, head, result, came)
         elif self._queued or not self._has_room(head):

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 from ..metadata.store import MetadataStore, ensure_id_counter
 from ..proto.errors import MagnetarError, SessionExpired
-from ..runtime.access import Limits, ListenerAccess
+from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import ByteServing, Endpoint, Serving, World
 from ..runtime.tasks import Supervisor
@@ -96,7 +96,9 @@ class Broker:
         services: list[tuple[str, object]] = list(self._services.items())
         names = tuple(f"magnetar.wire.{each}" for each in self._services)
         services += make_probe_services(self.topic_manager.readiness, names)
-        limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
+        limits = CallerLimits(
+            config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s
+        )
         network = self._world.network
         access = ListenerAccess(limits=limits, memory=self.topic_manager.memory)
         self._serving = await network.serve(config.listen, services, access)

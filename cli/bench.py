@@ -25,7 +25,7 @@ import click
 from ..runtime.clock import SystemClock
 from .common.exits import Failure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import Output
+from .common.output import CommandOutput
 from .common.session import COMPLETED, Session, with_session
 from .common.units import FiniteNumber
 
@@ -73,7 +73,7 @@ class Load:
 
 
 @dataclass
-class Tally:
+class EventCounts:
     """What was counted so far, of one kind of event. `enough`: `wanted` messages were."""
 
     messages: int = 0
@@ -157,11 +157,11 @@ async def _clients(load: Load, count: int) -> AsyncIterator[list[Client]]:
 
 
 # ----------------------------------------------------------------------------------------------------------- sending
-class Sender:
+class BenchSender:
     """Sends on one connection until `until`, at `rate` messages a second or as many as are confirmed; counts each that
     is confirmed."""
 
-    def __init__(self, producer: Producer, size: int, rate: float | None, tally: Tally) -> None:
+    def __init__(self, producer: Producer, size: int, rate: float | None, tally: EventCounts) -> None:
         from ..client.common.errors import Result
 
         self._producer, self._rate, self._tally, self._ok = producer, rate, tally, Result.Ok
@@ -203,16 +203,16 @@ class Sender:
         self.pending += 1
 
 
-async def _senders(load: Load, clients: list[Client], tally: Tally, **settings: Any) -> list[Sender]:
+async def _senders(load: Load, clients: list[Client], tally: EventCounts, **settings: Any) -> list[BenchSender]:
     rate = load.rate / len(clients) if load.rate else None
     found = []
     for client in clients:
         producer = await client.create_producer(load.topic, max_pending_messages=WINDOW + BURST, **settings)
-        found.append(Sender(producer, load.size, rate, tally))
+        found.append(BenchSender(producer, load.size, rate, tally))
     return found
 
 
-async def _receive(consumer: Consumer, tally: Tally, stopped: asyncio.Event, stamped: bool) -> None:
+async def _receive(consumer: Consumer, tally: EventCounts, stopped: asyncio.Event, stamped: bool) -> None:
     from ..client.common.errors import Timeout
 
     while not stopped.is_set():
@@ -227,7 +227,7 @@ async def _receive(consumer: Consumer, tally: Tally, stopped: asyncio.Event, sta
 
 
 # ------------------------------------------------------------------------------------------------------------ telling
-async def _told(load: Load, tally: Tally, work: Coroutine[Any, Any, None]) -> float:
+async def _told(load: Load, tally: EventCounts, work: Coroutine[Any, Any, None]) -> float:
     """Runs the work, and tells what each second brought. Returns the seconds that it took."""
     out, begun = load.session.out, now()
     task = asyncio.ensure_future(work)
@@ -259,7 +259,7 @@ def _line(record: dict[str, Any]) -> str:
     return text + (f"  p50 {record['p50Ms']:,.1f} ms  p99 {record['p99Ms']:,.1f} ms" if "p50Ms" in record else "")
 
 
-def _summary(load: Load, took_s: float, tally: Tally, **more: Any) -> dict[str, Any]:
+def _summary(load: Load, took_s: float, tally: EventCounts, **more: Any) -> dict[str, Any]:
     return {
         "bench": load.kind, "url": load.session.url, "topic": load.topic, "clients": load.clients, "size": load.size,
         "seconds": round(took_s, 3), "messages": tally.messages, "perSecond": round(tally.messages / took_s, 1),
@@ -270,15 +270,15 @@ def _summary(load: Load, took_s: float, tally: Tally, **more: Any) -> dict[str, 
 
 def _run(
     session: Session, kind: str, topic: str | None, given: dict[str, Any],
-    measure: Callable[[Load], Coroutine[Any, Any, tuple[dict[str, Any], Tally]]],
+    measure: Callable[[Load], Coroutine[Any, Any, tuple[dict[str, Any], EventCounts]]],
 ) -> None:  # fmt: skip
     """Measures, and prints the summary. Raises Failure if anything was refused."""
     from ..runtime.process import loop_factory
 
     if given.pop("as_json"):
-        session.out = Output("json")
+        session.out = CommandOutput("json")
 
-    async def run() -> tuple[dict[str, Any], Tally, Load]:
+    async def run() -> tuple[dict[str, Any], EventCounts, Load]:
         async with _topic_of(session, kind, topic, given) as load:
             record, tally = await measure(load)
         return record, tally, load
@@ -332,8 +332,8 @@ def produce(session: Session, topic: str | None, **given: Any) -> None:
       magnetar bench produce orders-test --size 100 --clients 4 --rate 20000 --duration 30 --json
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
-        tally = Tally()
+    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
+        tally = EventCounts()
         async with _clients(load, load.clients) as clients:
             senders = await _senders(load, clients, tally)
             until = now() + load.duration_s
@@ -360,16 +360,16 @@ def consume(session: Session, topic: str | None, messages: int, **given: Any) ->
       magnetar bench consume orders --clients 2 --duration 30 --json
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
+    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
         from ..client.model.settings import ConsumerType, InitialPosition
 
-        name, tally, stopped = f"bench-{uuid.uuid4().hex[:8]}", Tally(), asyncio.Event()
+        name, tally, stopped = f"bench-{uuid.uuid4().hex[:8]}", EventCounts(), asyncio.Event()
         options: dict[str, Any] = {"consumer_type": ConsumerType.Shared, "initial_position": InitialPosition.Earliest}
         async with _clients(load, load.clients) as clients:
             if topic is None:
                 async with _clients(load, 1) as (filling,):
                     await filling.subscribe(load.topic, name, receiver_queue_size=1, **options)  # it keeps all of them
-                    (sender,) = await _senders(load, [filling], Tally())
+                    (sender,) = await _senders(load, [filling], EventCounts())
                     await sender.run(now() + 3600, messages)
             consumers = [await each.subscribe(load.topic, name, **options) for each in clients]
 
@@ -402,11 +402,11 @@ def latency(session: Session, topic: str | None, **given: Any) -> None:
       magnetar bench latency --rate 200 --size 100 --duration 60 -o jsonl
     """
 
-    async def measure(load: Load) -> tuple[dict[str, Any], Tally]:
+    async def measure(load: Load) -> tuple[dict[str, Any], EventCounts]:
         from ..client.model.settings import InitialPosition
 
         load.size = max(load.size, STAMP.size)
-        tally, received, stopped = Tally(), Tally(), asyncio.Event()
+        tally, received, stopped = EventCounts(), EventCounts(), asyncio.Event()
         async with _clients(load, load.clients) as clients, _clients(load, 1) as (reading,):
             name = f"bench-{uuid.uuid4().hex[:8]}"
             consumer = await reading.subscribe(load.topic, name, initial_position=InitialPosition.Latest)

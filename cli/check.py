@@ -18,7 +18,7 @@ from ..runtime.clock import SystemClock
 from .common.exits import FAILED, OK
 from .common.lazy import LazyCommand, LazyGroup
 from .common.output import KINDS
-from .common.session import Session, verb
+from .common.session import Session, session_command
 from .common.units import Interval
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ check = LazyGroup(
 )
 
 
-class Took(NamedTuple):
+class ProbeTimes(NamedTuple):
     """What a probe measured, in seconds; `error`: it failed, and what is missing is 0."""
 
     connect_s: float = 0.0
@@ -54,7 +54,7 @@ class Took(NamedTuple):
         return "warning" if self.total_s >= warn_s else "ok"
 
 
-def probe(session: Session, topic: str) -> Took:
+def probe(session: Session, topic: str) -> ProbeTimes:
     """Publishes one message and receives it. Raises MagnetarError, TimedOut too."""
     from ..client.model.message_id import MessageId
 
@@ -69,7 +69,7 @@ def probe(session: Session, topic: str) -> Took:
         producer.send(PROBE.encode(), properties={PROBE: nonce})
         sent = clock.monotonic()
         _receive(reader, nonce, session.timeout_s)
-        return Took(opened - began, sent - opened, clock.monotonic() - sent)
+        return ProbeTimes(opened - began, sent - opened, clock.monotonic() - sent)
     finally:
         client.close()
 
@@ -86,7 +86,7 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
     raise TimedOut(f"the message was stored, and not delivered within {timeout_s:g} s")
 
 
-def nagios_line(topic: str, took: Took, state: str, warn_s: float, critical_s: float) -> str:
+def nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
     """Returns the line that Nagios shows, with its performance data."""
     if took.error:
         return f"MAGNETAR CRITICAL - {topic}: {' '.join(took.error.split())}".replace("|", "/")
@@ -98,7 +98,7 @@ def nagios_line(topic: str, took: Took, state: str, warn_s: float, critical_s: f
     return f"MAGNETAR {state.upper()} - {topic}: {text}|{numbers}"
 
 
-def prometheus_page(topic: str, took: Took) -> str:
+def prometheus_page(topic: str, took: ProbeTimes) -> str:
     """Returns a page for node_exporter's textfile collector."""
     label = topic.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines = [
@@ -115,7 +115,7 @@ def prometheus_page(topic: str, took: Took) -> str:
     return "\n".join(lines)
 
 
-@verb(
+@session_command(
     click.option("--warn", "warn_s", type=Interval(), default=WARN_S, show_default=True, metavar="TIME",
                  help="Publish and delivery together; from here on -o nagios warns."),
     click.option("--critical", "critical_s", type=Interval(), default=CRITICAL_S, show_default=True, metavar="TIME",
@@ -142,7 +142,7 @@ def publish(session: Session, topic: str, warn_s: float, critical_s: float) -> N
     except MagnetarError as error:
         if kind not in ("nagios", "prometheus"):
             raise
-        took = Took(error=str(error))
+        took = ProbeTimes(error=str(error))
     state = took.judge(warn_s, critical_s)
     if kind == "nagios":
         click.echo(nagios_line(topic, took, state, warn_s, critical_s))

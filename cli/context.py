@@ -19,7 +19,7 @@ import click
 
 from .common.exits import IN_USE, NOT_AVAILABLE, Failure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, Output
+from .common.output import OUTPUT, CommandOutput
 from .common.profiles import (
     CURRENT,
     DEFAULT,
@@ -27,10 +27,10 @@ from .common.profiles import (
     PREVIOUS,
     complete_context,
     current_in,
+    find_profile,
+    make_missing_profile_error,
     names_of_profiles,
-    no_profile,
     parse_profiles,
-    profile_in,
     profiles_path,
     read_profiles,
 )
@@ -112,9 +112,9 @@ def _write(text: str, meant: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- verbs
 def _source(value: str) -> str:
-    from ..security.secrets import source_text
+    from ..security.secrets import describe_source
 
-    return source_text(value)
+    return describe_source(value)
 
 
 def _row(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def list_(output: str) -> None:
     """
     found = _read()[1]
     rows = [_row(found, name) for name in names_of_profiles(found)]
-    Output(output).print_rows(rows, COLUMNS, empty="no contexts: magnetar context add NAME --url URL")
+    CommandOutput(output).print_rows(rows, COLUMNS, empty="no contexts: magnetar context add NAME --url URL")
 
 
 @click.command()
@@ -147,10 +147,10 @@ def show(name: str, output: str) -> None:
     found = _read()[1]
     chosen = name or current_in(found) or DEFAULT
     if chosen not in names_of_profiles(found):
-        raise no_profile(found, chosen)
-    values = profile_in(found, chosen)
+        raise make_missing_profile_error(found, chosen)
+    values = find_profile(found, chosen)
     shown = {key: values[key] if key == "url" else _source(values[key]) for key in NAMES if key in values}
-    Output(output).print_record({**_row(found, chosen), **shown})
+    CommandOutput(output).print_record({**_row(found, chosen), **shown})
 
 
 def _value(key: str, given: str) -> str:
@@ -207,7 +207,7 @@ def add(name: str, chosen: bool, output: str, **given: str) -> None:
         text, meant = _use(text, meant, name)
     _write(text, meant)
     done = f"context {name} added" + (", and is the current one" if chosen else f": magnetar context use {name}")
-    Output(output).print_done(done, context=name, current=chosen)
+    CommandOutput(output).print_done(done, context=name, current=chosen)
 
 
 def _use(text: str, found: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
@@ -235,10 +235,10 @@ def use(name: str, output: str) -> None:
         if not name:
             raise click.UsageError("there was no context before: magnetar context list")
     if name not in names_of_profiles(found):
-        raise no_profile(found, name)
+        raise make_missing_profile_error(found, name)
     _write(*_use(text, found, name))
-    url = profile_in(found, name).get("url")
-    Output(output).print_done(f"commands go to {name}" + (f": {url}" if url else ""), context=name, url=url)
+    url = find_profile(found, name).get("url")
+    CommandOutput(output).print_done(f"commands go to {name}" + (f": {url}" if url else ""), context=name, url=url)
     for variable in ("MAGNETAR_CONTEXT", "MAGNETAR_PROFILE", "MAGNETAR_URL"):
         if os.environ.get(variable):
             click.echo(f"{variable} is set, and beats the current context: unset it", err=True)
@@ -260,9 +260,9 @@ def edit() -> None:
     path.chmod(0o600)
     found = read_profiles() if path.stat().st_size else {}
     for name in names_of_profiles(found):
-        profile_in(found, name)
+        find_profile(found, name)
     if (current := current_in(found)) and current not in names_of_profiles(found):
-        raise no_profile(found, current)
+        raise make_missing_profile_error(found, current)
 
 
 @click.command()
@@ -275,7 +275,7 @@ def delete(name: str, output: str) -> None:
     """
     text, found = _read()
     if name not in names_of_profiles(found):
-        raise no_profile(found, name)
+        raise make_missing_profile_error(found, name)
     left = {key: value for key, value in found.items() if key != name}
     gone = [key for key in (CURRENT, PREVIOUS) if left.get(key) == name]
     for key in gone:
@@ -283,7 +283,7 @@ def delete(name: str, output: str) -> None:
     text = _with_current(_without(text, name), str(left.get(CURRENT, "")), str(left.get(PREVIOUS, "")))
     _write(text, left)
     fallback = f"; commands go to [{DEFAULT}]" if CURRENT in gone else ""
-    Output(output).print_done(f"context {name} deleted{fallback}", context=name)
+    CommandOutput(output).print_done(f"context {name} deleted{fallback}", context=name)
 
 
 # -------------------------------------------------------------------------------------------------------- completion

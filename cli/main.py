@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from .common.exits import run
+from .common.exits import run_command_line
 from .common.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
@@ -106,7 +106,7 @@ server sets its own later (runtime/process.py)."""
 
 def main() -> None:
     gc.set_threshold(*GC_IMPORTS)
-    sys.exit(run(root))
+    sys.exit(run_command_line(root))
 
 
 if __name__ == "__main__":

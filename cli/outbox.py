@@ -12,7 +12,7 @@ import click
 
 from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, Failure
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, Output
+from .common.output import OUTPUT, CommandOutput
 from .common.session import YES, Session, confirm, with_session
 from .common.units import FiniteNumber
 
@@ -84,7 +84,7 @@ def with_output(function: Callable[..., None]) -> Callable[..., None]:
     @OUTPUT
     @wraps(function)
     def command(*arguments: Any, output: str, **options: Any) -> None:
-        function(*arguments, out=Output(output), **options)
+        function(*arguments, out=CommandOutput(output), **options)
 
     return command
 
@@ -98,7 +98,7 @@ STATES = ("waiting", "claimed", "held", "parked")
 @click.command()
 @with_output
 @with_database
-def create(database: Database, out: Output) -> None:
+def create(database: Database, out: CommandOutput) -> None:
     """Make the tables of an outbox, where no migration of the application does it.
 
     \b
@@ -115,7 +115,7 @@ def create(database: Database, out: Output) -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @with_output
 @with_database
-def list_rows(database: Database, out: Output, state: str | None, topic: str | None, limit: int) -> None:
+def list_rows(database: Database, out: CommandOutput, state: str | None, topic: str | None, limit: int) -> None:
     """List rows: what waits, is claimed by a relay, was refused (held), is parked.
 
     \b
@@ -133,18 +133,18 @@ def list_rows(database: Database, out: Output, state: str | None, topic: str | N
 @click.command()
 @with_output
 @with_database
-def status(database: Database, out: Output) -> None:
+def status(database: Database, out: CommandOutput) -> None:
     """Show the lag: rows by state, the age of the oldest, and who relays which shard.
 
     \b
     Example:
       magnetar outbox status --database sqlite:///shop.db -o json
     """
-    from ..client.outbox.store import Store
+    from ..client.outbox.store import RelayStore
 
     admin = database.admin()
-    lag = Store(database.engine, database.outbox).lag()._asdict()
-    shards = [each._asdict() for each in admin.shards()]
+    lag = RelayStore(database.engine, database.outbox).lag()._asdict()
+    shards = [each._asdict() for each in admin.read_shards()]
     if out.structured:
         out.print_document({**lag, "shards": shards})
         return
@@ -158,7 +158,7 @@ def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if everything else ids
 
 
-def _changed(out: Output, count: int, what: str, asked: int | None) -> None:
+def _changed(out: CommandOutput, count: int, what: str, asked: int | None) -> None:
     if asked is not None and not count:
         raise Failure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
     out.print_done(f"{count:,} rows {what}", rows=count)
@@ -168,14 +168,14 @@ def _changed(out: Output, count: int, what: str, asked: int | None) -> None:
 @click.argument("ids", nargs=-1, type=int, required=True)
 @with_output
 @with_database
-def park(database: Database, out: Output, ids: tuple[int, ...]) -> None:
+def park(database: Database, out: CommandOutput, ids: tuple[int, ...]) -> None:
     """Park rows: they are not sent until they are revived, and later rows of their key wait.
 
     \b
     Example:
       magnetar outbox park 17 18 --database sqlite:///shop.db
     """
-    _changed(out, database.admin().park(ids), "parked", len(ids))
+    _changed(out, database.admin().park_rows(ids), "parked", len(ids))
 
 
 @click.command()
@@ -183,7 +183,7 @@ def park(database: Database, out: Output, ids: tuple[int, ...]) -> None:
 @click.option("--all", "everything", is_flag=True, help="All that are parked or were refused.")
 @with_output
 @with_database
-def revive(database: Database, out: Output, ids: tuple[int, ...], everything: bool) -> None:
+def revive(database: Database, out: CommandOutput, ids: tuple[int, ...], everything: bool) -> None:
     """Let parked and refused rows wait again, with no attempt counted.
 
     \b
@@ -192,7 +192,7 @@ def revive(database: Database, out: Output, ids: tuple[int, ...], everything: bo
       magnetar outbox revive --all --database sqlite:///shop.db
     """
     chosen = _ids(everything, ids)
-    _changed(out, database.admin().revive(chosen), "revived", None if chosen is None else len(chosen))
+    _changed(out, database.admin().revive_rows(chosen), "revived", None if chosen is None else len(chosen))
 
 
 @click.command()
@@ -200,7 +200,7 @@ def revive(database: Database, out: Output, ids: tuple[int, ...], everything: bo
 @YES
 @with_output
 @with_database
-def drop(database: Database, out: Output, ids: tuple[int, ...], yes: bool) -> None:
+def drop(database: Database, out: CommandOutput, ids: tuple[int, ...], yes: bool) -> None:
     """Delete rows that are not claimed: their messages are never sent.
 
     \b
@@ -215,14 +215,14 @@ def drop(database: Database, out: Output, ids: tuple[int, ...], yes: bool) -> No
 @click.argument("count", type=click.IntRange(1, 1024))
 @with_output
 @with_database
-def shards(database: Database, out: Output, count: int) -> None:
+def shards(database: Database, out: CommandOutput, count: int) -> None:
     """Change into how many shards the outbox is divided: no relay runs, and no row is claimed.
 
     \b
     Example:
       magnetar outbox shards 4 --database sqlite:///shop.db
     """
-    database.admin().set_shards(count)
+    database.admin().set_shard_count(count)
     out.print_done(f"{count} shards: start a relay for each", shards=count)
 
 
@@ -247,7 +247,7 @@ def renumber(session: Session, database: Database, shard: int, name: str | None,
     confirm("send claimed rows again, which may then be there twice", yes)
     client = session.client()
     try:
-        last = database.admin().renumber(client, producer_name(database.engine, name, shard), shard)
+        last = database.admin().renumber_shard(client, producer_name(database.engine, name, shard), shard)
     finally:
         client.close()
     rows = [{"destination": each, "last_seq": seq} for each, seq in last.items()]
@@ -309,13 +309,13 @@ def relay(
       magnetar outbox relay --shard 1 --shards 4 --standby --report 60 -o json
     """
     from ..client.outbox import Relay
-    from ..runtime.logs import configure
+    from ..runtime.logs import configure_logging
 
     if shard >= shards:
         raise click.UsageError(f"--shard {shard} of --shards {shards}: shards count from 0")
     if atomic and shards > 1:
         raise click.UsageError("an atomic relay is alone: --atomic goes with --shards 1")
-    configure()
+    configure_logging()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     client = session.client()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .common.output import OUTPUT, Output, Row
+from .common.output import OUTPUT, CommandOutput, Row
 from .common.units import SECONDS
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30,
@@ -127,7 +127,7 @@ def plan(
         raise click.UsageError(f"{copies} copies need {copies} bookies at least, not {count}")
     load = Load(in_bytes_s, retention, fanout, copies, topics, fanout if subscriptions is None else subscriptions)
     needs = estimate(load, count, brokers), estimate(load, max(count - 1, 1), max(brokers - 1, 1))
-    out = Output(output)
+    out = CommandOutput(output)
     ledgers, nodes = count_ledgers(load), count_nodes(load)
     warnings = [*_warnings(load, count, brokers)]
     if out.structured:

@@ -22,7 +22,7 @@ from .common.units import FiniteNumber
 if TYPE_CHECKING:
     from ..client.common.errors import Result
     from ..client.model.message import Message
-    from .common.output import Output
+    from .common.output import CommandOutput
 
 def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
     """Checks an option's text. Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no
@@ -351,7 +351,7 @@ FIELDS = ("data", "key", "id", "topic", "time", "properties", "redeliveries")
 _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 
 
-def _shown(out: Output, template: str | None, program: str | None) -> Callable[[Message], None]:
+def _shown(out: CommandOutput, template: str | None, program: str | None) -> Callable[[Message], None]:
     """Returns what is done with a message before it is acknowledged. Raises UsageError for what is no template."""
     from .common.output import print_message, printed_message_of
 
@@ -364,10 +364,10 @@ def _shown(out: Output, template: str | None, program: str | None) -> Callable[[
     unknown = [found[1] for found in _FIELD.finditer(template) if found[1] and found[1] not in FIELDS]
     if unknown:
         raise click.UsageError(f"a message has no {{{unknown[0]}}}: {', '.join(f'{{{each}}}' for each in FIELDS)}")
-    return lambda message: print(formatted(template, message), end="", flush=True)
+    return lambda message: print(format_message(template, message), end="", flush=True)
 
 
-def formatted(template: str, message: Message) -> str:
+def format_message(template: str, message: Message) -> str:
     """Returns the text of a message. A field is put in as it is: what it contains is no template again."""
     from datetime import UTC, datetime
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common.lazy import LazyCommand, LazyGroup
-from .common.output import OUTPUT, Output
+from .common.output import OUTPUT, CommandOutput
 from .common.units import FiniteNumber
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers:
 
 
 def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
-    from ..security.authority import initialize
+    from ..security.authority import create_files
 
-    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
+    made = create_files(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
     click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
@@ -93,9 +93,9 @@ def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
 
     Example: magnetar security certificate --folder ./security
     """
-    from ..security.authority import issue
+    from ..security.authority import issue_broker_certificate
 
-    for name in issue(Path(folder), list(hosts), _now(), days):
+    for name in issue_broker_certificate(Path(folder), list(hosts), _now(), days):
         click.echo(str(Path(folder) / name))
 
 
@@ -110,11 +110,11 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 
     Example: magnetar security member --folder ./security --role bookie --name bookie-3
     """
-    from ..security.authority import issue_member
+    from ..security.authority import issue_member_certificate
 
     if (role == "metadata") != bool(hosts):
         raise click.UsageError("--host is of --role metadata, which needs one: the others only call")
-    for written in issue_member(Path(folder), role, name, list(hosts), _now(), days):
+    for written in issue_member_certificate(Path(folder), role, name, list(hosts), _now(), days):
         click.echo(str(Path(folder) / written))
 
 
@@ -131,11 +131,11 @@ def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     from ..proto.names import check_role
     from ..runtime.clock import SystemClock
     from ..security.authority import write_secret
-    from ..security.secrets import Secret, read_private
+    from ..security.secrets import Secret, read_private_file
     from ..security.token import create_token
 
     check_role(role)
-    key = Secret(read_private(str(Path(folder) / "token-key.pem")))
+    key = Secret(read_private_file(str(Path(folder) / "token-key.pem")))
     token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
     if out is None:
         click.echo(token)
@@ -155,9 +155,9 @@ def authority(folder: str, drop_old: bool) -> None:
 
     Example: magnetar security authority --folder ./security
     """
-    from ..security.authority import new_authority
+    from ..security.authority import add_authority
 
-    _rotate(Path(folder), "ca.pem", drop_old, lambda: new_authority(Path(folder), _now()))
+    _rotate(Path(folder), "ca.pem", drop_old, lambda: add_authority(Path(folder), _now()))
 
 
 @click.command()
@@ -180,7 +180,7 @@ def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[
     if not (folder / public).is_file():
         raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
     if drop_old:
-        files.drop_old(folder / public)
+        files.remove_older(folder / public)
     for name in [public] if drop_old else renew():
         click.echo(str(folder / name))
 
@@ -288,7 +288,7 @@ def check(url: str, tls_ca: str, output: str) -> None:
 
     with Admin(url, timeout_s=TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
         rows = [{"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in QUESTIONS]
-    out = Output(output)
+    out = CommandOutput(output)
     answer = "no: TLS" if url.split("://")[0].endswith("+ssl") else "yes: in clear"
     rows.append({"caller without credentials may": "read the traffic of others", "answer": answer})
     out.print_rows(rows, ("caller without credentials may", "answer"))

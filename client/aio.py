@@ -14,7 +14,7 @@ from typing import Any
 from ..proto.states import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result, exception_of
-from .common.loggers import ignore_error, run_logged
+from .common.loggers import ignore_error, run_logging_errors
 from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy
@@ -55,7 +55,7 @@ def _set_future(future: asyncio.Future[Any], result: Result, value: Any) -> None
         else:
             future.set_exception(exception_of(result))
 
-    future.get_loop().call_soon_threadsafe(run_logged, end, ignore_error)
+    future.get_loop().call_soon_threadsafe(run_logging_errors, end, ignore_error)
 
 
 __all__ = [

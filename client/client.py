@@ -26,24 +26,24 @@ from .common.checks import (
     INT64_MAX,
     NAME,
     TRANSACTION,
-    Check,
+    ParameterCheck,
     WrongMessageType,
     WrongTopic,
     WrongTopicType,
     WrongValue,
-    check,
-    check_one,
+    check_parameter,
+    check_parameters,
     instance_check,
     shorten_value,
     to_plain_text,
     whole_number_check,
 )
 from .common.closing import ClosedAfterAsyncWith, close_all, timeout_when_quiet
-from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate
+from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
 from .common.loggers import StatisticsReporter, attach_logger
 from .connect.connections import Connections
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
-from .connect.topic_watch import TopicPattern, TopicWatch
+from .connect.topic_watch import TopicPattern, TopicPatternWatch
 from .connect.world import client_world
 from .consume.consumer import Consumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
@@ -53,7 +53,14 @@ from .core.transaction import TransactionState
 from .model.encryption import KeyReader
 from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
-from .model.options import CONSUMER, READER, client_settings, consumer_settings, pick_parameters, producer_settings
+from .model.options import (
+    CONSUMER,
+    READER,
+    make_client_settings,
+    make_consumer_settings,
+    make_producer_settings,
+    pick_parameters,
+)
 from .model.schema import Schema
 from .model.settings import (
     BatchingType,
@@ -74,7 +81,7 @@ from .produce.producer import Half, Producer
 from .transactions import coordinators as batches
 from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
 from .transactions.halves import TABLE as HALF
-from .transactions.halves import CheckWatch, Halves
+from .transactions.halves import CheckWatch, ClientHalves
 from .transactions.process import Output
 from .transactions.transaction import Transaction, Transactions
 
@@ -83,7 +90,7 @@ CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 Topics = str | Sequence[str] | re.Pattern[str]
 
 _LOG = logging.getLogger("magnetar.client")
-TXN_IDS = Check("a list of ids of transactions", (list, tuple, set, frozenset))
+TXN_IDS = ParameterCheck("a list of ids of transactions", (list, tuple, set, frozenset))
 
 CLOSE_QUIET_S = 5.0
 """Seconds that a client which is closed waits for a word of its brokers: longer than one that owns a topic is replaced.
@@ -131,7 +138,7 @@ class Client(ClosedAfterAsyncWith):
         memory_limit_bytes: int | None = None,
         world: World | None = None,
     ) -> None:
-        self.settings = client_settings(pick_parameters(locals()))
+        self.settings = make_client_settings(pick_parameters(locals()))
         self._service = ClientCluster(service_url, authentication, pick_parameters(locals()))
         self._world = world
         self._connections: Connections | None = None
@@ -148,7 +155,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or client_world(), self.settings)
-            self._connections.make_halves = Halves.of_client
+            self._connections.make_halves = ClientHalves.of_client
             self._reports = StatisticsReporter(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
@@ -177,7 +184,7 @@ class Client(ClosedAfterAsyncWith):
         same) a later client that begins a transaction of that name fences this one: its commits raise
         TransactionFenced.
         """
-        check(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
+        check_parameters(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
         if name is not None and id is not None:
             raise WrongValue("name and id are the same: give one of them")
         return Transaction(self.transactions, timeout, name if name is not None else id)
@@ -187,7 +194,7 @@ class Client(ClosedAfterAsyncWith):
         caller must use `transaction`. May be called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
-        check(TRANSACTION, {"timeout": timeout})
+        check_parameters(TRANSACTION, {"timeout": timeout})
         made = Transaction(Transactions.of_client(self._connections), timeout, None)
         return made if made.begin_now() else None
 
@@ -195,46 +202,48 @@ class Client(ClosedAfterAsyncWith):
         """Begins a transaction that writes a part of a batch to a sink. Returns None if the batch is committed
         already: nothing must be written. The transaction must be prepared, and `commit_batch` then commits it
         (client/transactions/coordinators.py). Raises SinkFenced if another query writes the sink."""
-        check(TRANSACTION, {"timeout": timeout})
-        check_one("batch", batches.BATCH, batch)
+        check_parameters(TRANSACTION, {"timeout": timeout})
+        check_parameter("batch", batches.BATCH, batch)
         batch.check()
         transactions = self.transactions
-        found = await run_translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
+        found = await run_translating_errors(
+            batches.begin_batch(transactions.coordinators, batch, max(1, round(timeout * 1000)))
+        )
         return None if found is None else transactions.make_open_transaction(found, timeout)
 
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
         """Commits the prepared transactions of a batch together; each number of a sink is committed once. Raises
         TransactionAborted if one of them is aborted: then none is committed. Raises SinkFenced. After OutcomeUnknown
         call it again, or ask `sink_status`."""
-        check_one("batch", batches.BATCH, batch)
+        check_parameter("batch", batches.BATCH, batch)
         batch.check()
-        check_one("txn_ids", TXN_IDS, txn_ids)
+        check_parameter("txn_ids", TXN_IDS, txn_ids)
         txns = [_txn_id(each) for each in txn_ids]
-        return await run_translated(batches.commit(self.transactions.coordinators, batch, txns))
+        return await run_translating_errors(batches.commit_batch(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
         """Returns the last batch that was committed for a sink, and its query; None if none was."""
-        check_one("sink_id", NAME, sink_id)
-        return await run_translated(batches.sink_status(self.transactions.coordinators, sink_id))
+        check_parameter("sink_id", NAME, sink_id)
+        return await run_translating_errors(batches.sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
         """Commits a transaction that any program prepared. May be called again. Raises TransactionAborted,
         TransactionForgotten, or InvalidTxnStatusError if the transaction is open."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
-        await run_translated(work)
+        await run_translating_errors(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
         """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
         InvalidTxnStatusError if the transaction is committed."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
-        await run_translated(work)
+        await run_translating_errors(work)
 
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
         """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
         published all together or not at all: each an `Output` with its producer, of this client."""
-        check_one("outputs", Check("a list of Output", (list, tuple)), outputs)
+        check_parameter("outputs", ParameterCheck("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
             if not isinstance(each, Output) or not isinstance(each.producer, Producer):
@@ -246,7 +255,7 @@ class Client(ClosedAfterAsyncWith):
                 deliver_at=each.deliver_at, deliver_after=each.deliver_after,
             )  # fmt: skip
             messages.append(each.producer.encoded(each.value, extras))
-        return await Halves.of_client(self.connections).prepare(messages, group, check_key, check_after)
+        return await ClientHalves.of_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
         """Registers a function that decides half messages of a group whose program did not, as long as this client is
@@ -259,29 +268,29 @@ class Client(ClosedAfterAsyncWith):
         A function that is no coroutine function runs in a thread of its own. It must decide by what the program stored
         elsewhere, such as a row of its database, because any program of the group may be asked. docs/transactions.md.
         """
-        check(HALF, {"group": group})
+        check_parameters(HALF, {"group": group})
 
         def register(function: CheckFunction) -> CheckFunction:
-            check_one("function", FUNCTION, function)
-            Halves.of_client(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
+            check_parameter("function", FUNCTION, function)
+            ClientHalves.of_client(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
             return function
 
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
         """Commits, as `Half.commit` does, a half message that any program of this role prepared."""
-        await Halves.of_client(self.connections).commit(_txn_id(half_id))
+        await ClientHalves.of_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """Rolls back, as `Half.rollback` does, a half message that any program of this role prepared."""
-        await Halves.of_client(self.connections).rollback(_txn_id(half_id))
+        await ClientHalves.of_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Asks the coordinator for the state of a transaction: OPEN, PREPARED, COMMITTED or ABORTED. `txn_id`:
         `Transaction.id`, or its text. Raises TransactionForgotten if it ended too long ago."""
-        state, refused = await run_translated(self.transactions.coordinators.status(_txn_id(txn_id)))
+        state, refused = await run_translating_errors(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
-            raise translate(refused) from refused
+            raise translate_error(refused) from refused
         return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -320,7 +329,7 @@ class Client(ClosedAfterAsyncWith):
     ) -> Producer:
         """Opens a producer of `topic`. docs/settings.md describes the parameters and their costs. Batching is on by
         default for asyncio and off in the blocking client, as in `pulsar-client`."""
-        settings = producer_settings(pick_parameters(locals(), "topic"))
+        settings = make_producer_settings(pick_parameters(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
     async def subscribe(
@@ -373,10 +382,10 @@ class Client(ClosedAfterAsyncWith):
         broker reports persistent ones at once.
         """
         options = pick_parameters(locals(), "topic")
-        check(CONSUMER, options)
-        check_one("batch_receive_policy", instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
-        subscription_name = parse_or_refuse(check_subscription_name, options["subscription_name"])
-        settings = consumer_settings(
+        check_parameters(CONSUMER, options)
+        check_parameter("batch_receive_policy", instance_check(ConsumerBatchReceivePolicy), batch_receive_policy)
+        subscription_name = parse_topic_text(check_subscription_name, options["subscription_name"])
+        settings = make_consumer_settings(
             pick_parameters(
                 options,
                 "subscription_name",
@@ -395,7 +404,7 @@ class Client(ClosedAfterAsyncWith):
             if names is not None:
                 return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
             assert pattern is not None, "names, or a pattern"
-            watch = TopicWatch(self.connections, pattern, pattern_auto_discovery_period)
+            watch = TopicPatternWatch(self.connections, pattern, pattern_auto_discovery_period)
             try:
                 found = await watch.open()
                 return await Consumer.open(
@@ -425,9 +434,9 @@ class Client(ClosedAfterAsyncWith):
         """Opens a reader that starts after `start_message_id`, or at it with `start_message_id_inclusive`.
         `isolation`: as in `subscribe`."""
         options = pick_parameters(locals(), "topic")
-        check(READER, options)
+        check_parameters(READER, options)
         options = pick_parameters(options, "start_message_id", "reader_name", "subscription_role_prefix")
-        settings = consumer_settings({**options, "consumer_name": to_plain_text(reader_name)})
+        settings = make_consumer_settings({**options, "consumer_name": to_plain_text(reader_name)})
         name = f"{to_plain_text(subscription_role_prefix) or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
         return await self._keep(
@@ -441,9 +450,9 @@ class Client(ClosedAfterAsyncWith):
         """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
         Raises CryptoError if a message cannot be decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
-        check(READER, {**options, "subscription_name": subscription_name})
+        check_parameters(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
-        settings = consumer_settings(options)
+        settings = make_consumer_settings(options)
         name = to_plain_text(subscription_name) or f"table-{self.connections.world.rng.randbytes(5).hex()}"
 
         async def open_() -> TableView:
@@ -459,7 +468,7 @@ class Client(ClosedAfterAsyncWith):
         exist. Creates nothing."""
         name = parse_topic(topic)
         try:
-            partitions = await run_translated(self.connections.partition_count(name, create=False))
+            partitions = await run_translating_errors(self.connections.partition_count(name, create=False))
         except TopicNotFound as error:
             if not isinstance(error.__cause__, WireTopicNotFound):  # its namespace or tenant is missing
                 raise
@@ -485,10 +494,10 @@ class Client(ClosedAfterAsyncWith):
         was deleted and created again in the meantime; without it (0) the messages of the new topic are read as those
         of the old one.
         """
-        check(READER, {"crypto_key_reader": crypto_key_reader})
-        check_one("incarnation", whole_number_check(0, INT64_MAX), incarnation)
-        check_one("first_index", whole_number_check(0, INT64_MAX), first_index)
-        check_one("end_index", whole_number_check(0, INT64_MAX), end_index)
+        check_parameters(READER, {"crypto_key_reader": crypto_key_reader})
+        check_parameter("incarnation", whole_number_check(0, INT64_MAX), incarnation)
+        check_parameter("first_index", whole_number_check(0, INT64_MAX), first_index)
+        check_parameter("end_index", whole_number_check(0, INT64_MAX), end_index)
         reader = RangeReader(self.connections, crypto_key_reader)
         async with aclosing(reader.read(parse_topic(topic), first_index, end_index, incarnation)) as found:
             try:
@@ -497,7 +506,7 @@ class Client(ClosedAfterAsyncWith):
             except PulsarException:
                 raise
             except MagnetarError as error:
-                raise translate(error) from error
+                raise translate_error(error) from error
 
     def _names(self, topic: str | Sequence[str]) -> list[TopicName]:
         if isinstance(topic, str):
@@ -512,7 +521,7 @@ class Client(ClosedAfterAsyncWith):
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Opens an object by `make()` and registers it, so that it is closed with the client. Drops closed objects
         when the number of registered ones has doubled."""
-        made = await run_translated(make())
+        made = await run_translating_errors(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
@@ -525,7 +534,7 @@ class Client(ClosedAfterAsyncWith):
         unknown outcome."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
-            Halves.of_client(self._connections).stop()
+            ClientHalves.of_client(self._connections).stop()
         if self._connections is not None and self._connections.transactions is not None:
             Transactions.of_client(self._connections).shutdown()
         for each in self._open:
@@ -546,7 +555,7 @@ class Client(ClosedAfterAsyncWith):
         them gets AlreadyClosed, and may be stored.
         """
         if timeout is not None:
-            check(TRANSACTION, {"timeout": timeout})
+            check_parameters(TRANSACTION, {"timeout": timeout})
         if self._closed and self._connections is None:
             return
         self._stop_reports()
@@ -580,7 +589,7 @@ class Client(ClosedAfterAsyncWith):
         connections = self._connections
         try:
             if connections is not None and connections.halves is not None:
-                await Halves.of_client(connections).close()
+                await ClientHalves.of_client(connections).close()
             if connections is not None and connections.transactions is not None:
                 await Transactions.of_client(connections).close()
         finally:
@@ -599,24 +608,24 @@ class Client(ClosedAfterAsyncWith):
             await close_all([self._service] if connections is None else [self._service, connections])
 
 
-async def run_translated(awaitable: Awaitable[T]) -> T:
+async def run_translating_errors(awaitable: Awaitable[T]) -> T:
     try:
         return await awaitable
     except PulsarException:
         raise
     except MagnetarError as error:
-        raise translate(error) from error
+        raise translate_error(error) from error
 
 
 def parse_topic(text: str) -> TopicName:
     if not isinstance(text, str):
         raise WrongTopicType(f"a topic name is text, not {shorten_value(text)}")
-    found = parse_or_refuse(TopicName.parse, text)
-    parse_or_refuse(lambda _: found.full.encode(), text)
+    found = parse_topic_text(TopicName.parse, text)
+    parse_topic_text(lambda _: found.full.encode(), text)
     return found
 
 
-def parse_or_refuse(parse: Callable[[str], T], text: str) -> T:
+def parse_topic_text(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except (MagnetarError, ValueError) as error:
@@ -632,6 +641,6 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _txn_id(given: TxnId | str) -> TxnId:
     try:
-        return TxnId.checked(*given) if isinstance(given, TxnId) else TxnId.parse(given)
+        return TxnId.from_numbers(*given) if isinstance(given, TxnId) else TxnId.parse(given)
     except (MagnetarError, TypeError) as error:
         raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shorten_value(given)}") from error

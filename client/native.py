@@ -14,9 +14,9 @@ from .common.checks import (
     INT32_MAX,
     TEXT,
     YES_OR_NO,
-    Check,
+    ParameterCheck,
     Table,
-    check_one,
+    check_parameter,
     instance_check,
     whole_number_check,
 )  # fmt: skip
@@ -135,7 +135,7 @@ class Option(NamedTuple):
     """An option of a configuration. `parameter`: its name as a parameter of the client; empty: the client has no such
     parameter. `chains`: its setter returns the configuration, as in Pulsar, else None. `reads`: it has a getter."""
 
-    check: Check | None
+    check: ParameterCheck | None
     default: Any = None
     parameter: str = ""
     chains: bool = True
@@ -172,7 +172,7 @@ class Configuration:
         if more:
             raise TypeError(f"{name} takes one argument")
         assert option.check is not None
-        check_one(name, option.check, value)
+        check_parameter(name, option.check, value)
         self._values[name] = value
         return self if option.chains else None
 
@@ -191,8 +191,8 @@ class Configuration:
 class _WithProperties(Configuration):
     def property(self: Self, name: str, value: str) -> Self:
         """Adds one property."""
-        check_one("name", TEXT, name)
-        check_one("value", TEXT, value)
+        check_parameter("name", TEXT, name)
+        check_parameter("value", TEXT, value)
         self._values.setdefault("properties", {})[name] = value
         return self
 

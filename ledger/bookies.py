@@ -24,8 +24,8 @@ from ..metadata.records import BookieRecord, RacksRecord, decode
 from ..metadata.store import MetadataStore, WatchReset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.network import Asker, Endpoint, Peer, Reply, World
-from ..runtime.peer.keys import PeerCalling
+from ..runtime.network import AnswerListener, Endpoint, Peer, Reply, World
+from ..runtime.peer.keys import PeerClientKeys
 from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .config import LedgerConfig
 from .damage import DamageReports
@@ -177,7 +177,8 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """Returns `count` distinct writable bookies. Raises NotEnoughBookies, with the fields `wanted` and `available`.
+        """Returns `count` distinct writable bookies. Raises NotEnoughBookies, with the fields `wanted` and
+        `read_available`.
 
         With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the new copies are in addition to
         those at the bookies in `exclude`, and racks other than theirs are preferred.
@@ -195,7 +196,7 @@ class Bookies:
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
 
-    def replace_gone(
+    def choose_replacements_for_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
         """Returns replacements like `replace`, for copies of final entries whose bookies in `slots` are lost or
@@ -330,7 +331,7 @@ class Bookies:
         endpoint = Endpoint.parse(record.endpoint)
         peer = self.peers.get(bookie)
         if peer is None or peer.endpoint != endpoint or self._keys.get(bookie) != record.key:
-            access = PeerCalling(record.key)
+            access = PeerClientKeys(record.key)
             self.peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
             self._keys[bookie] = record.key
             self._quarantine.on_restarted(bookie, self._world.clock.monotonic())
@@ -372,7 +373,9 @@ class _Unregistered:
         future.set_exception(self._error)
         return future
 
-    def post(self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
+    def post(
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
         return self._error
 
 

@@ -29,16 +29,16 @@ from ..metadata.records import DeletedLedgersRecord, LedgerRecord, decode, encod
 from ..metadata.store import (
     ABSENT,
     ANY,
-    Change,
     Delete,
     MetadataStore,
+    NodeUpdate,
     Operation,
     Versioned,
     allocate_ids,
     get_record,
     put_operation,
+    update_nodes,
     update_record,
-    update_together,
 )
 from ..proto.errors import AlreadyExists, BadVersion
 from ..runtime.network import World
@@ -51,7 +51,7 @@ from .lost import LossSurvey
 from .metadata_core import RecordWrite, create_record, new_record, striping
 from .peer_format import KEY_BYTES
 from .pending_core import Striping
-from .placement_core import Shrink, fit_striping
+from .placement_core import Shrink, shrink_striping
 from .reader import LedgerReader
 
 # ----------------------------------------------------------------------------------------------------- deletions
@@ -85,7 +85,7 @@ async def find_deleted(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
-        found = await get_record(store, paths.deleted(page), DeletedLedgersRecord)
+        found = await get_record(store, paths.deleted_ledgers(page), DeletedLedgersRecord)
         deleted |= _ids(found[0]) & BitMap64(ids) if found is not None else BitMap64()
     return deleted
 
@@ -98,7 +98,7 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:
             return _with(record, page, ids)
 
-        await update_record(store, paths.deleted(page), DeletedLedgersRecord, noted)
+        await update_record(store, paths.deleted_ledgers(page), DeletedLedgersRecord, noted)
 
 
 async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
@@ -106,14 +106,14 @@ async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> l
     others. That commit raises BadVersion if another process changed the same DeletedLedgersRecord meanwhile."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
-        path = paths.deleted(page)
+        path = paths.deleted_ledgers(page)
         found = await get_record(store, path, DeletedLedgersRecord)
         record, version = (None, ABSENT) if found is None else found
         operations.append(put_operation(path, _with(record, page, ids), version))
     return operations
 
 
-async def commit_with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
+async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
     """Commits the operations `owner`, which delete the record that names the `ledgers`, and in the same commit records
     that these ledgers are deleted: so they can still be deleted after a crash. Raises the errors of the commit;
     BadVersion if an operation of `owner` conflicts."""
@@ -206,7 +206,7 @@ class LedgerClient:
         """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
 
         Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
-        bookies are healthy than the ensemble needs (`fit_striping`). The ack quorum is never reduced, so a
+        bookies are healthy than the ensemble needs (`shrink_striping`). The ack quorum is never reduced, so a
         confirmed entry always has as many synced copies. The ledger's record has the ensemble size and quorums that
         were chosen.
         """
@@ -216,7 +216,7 @@ class LedgerClient:
                 shrink=shrink, above=above,
             )  # fmt: skip
             try:
-                await update_together(self._metadata, (self.creation_change(record),))
+                await update_nodes(self._metadata, (self.creation_change(record),))
             except LedgerIdTaken as error:
                 _LOG.warning("%s", error)
             else:
@@ -245,7 +245,7 @@ class LedgerClient:
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
 
-    def creation_change(self, draft: LedgerRecord) -> Change:
+    def creation_change(self, draft: LedgerRecord) -> NodeUpdate:
         """Returns the change that creates the ledger of `draft_record` (none → OPEN), as a part of a commit. Its
         transform raises LedgerIdTaken if another process has created a ledger with this id: then the caller must call
         `draft_record` again."""
@@ -257,7 +257,7 @@ class LedgerClient:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
             return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
-        return Change(path, transform, absent=True)
+        return NodeUpdate(path, transform, absent=True)
 
     def make_writer(self, record: LedgerRecord) -> LedgerWriter:
         """Returns the only writer of a ledger from `draft_record`. Its `creation_change` must have been committed."""
@@ -269,7 +269,7 @@ class LedgerClient:
         """Raises NotEnoughBookies if `create` would find too few bookies for a ledger of that shape now."""
         await self._bookies.wait_listed()
         if shrink is not Shrink.NOTHING:
-            wanted = fit_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
+            wanted = shrink_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
         await self._bookies.choose_listed(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
     def _remember(self, writer: LedgerWriter) -> None:
@@ -280,7 +280,7 @@ class LedgerClient:
 
     async def _fit(self, wanted: Striping, shrink: Shrink) -> Striping:
         well = await self._bookies.count_healthy(wanted.ensemble_size)
-        fitting = fit_striping(wanted, well, shrink)
+        fitting = shrink_striping(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(
                 "%d of %d bookies are healthy: the ledger is created on those, with %d of %d copies",
@@ -324,13 +324,13 @@ class LedgerClient:
         """
         return (await self._recover(ledger_id, joined=False))[0]
 
-    async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
+    async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
         """Recovers like `recover`, but the caller must close the ledger by committing the returned change; None: the
         ledger is closed already. The reader is valid only after that commit. Errors of the change: `RecoveryResult` in
         ledger/recovery.py."""
         return await self._recover(ledger_id, joined=True)
 
-    async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
+    async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
         await self._bookies.wait_listed()
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end

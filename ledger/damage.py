@@ -71,7 +71,7 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
     """Replaces in the ledger's record for `bookie` the ranges `before`, which the caller added earlier, by `now`.
     Ranges that others added stay. Returns the stored ranges, at most RANGES_MAX."""
-    path = paths.damaged(ledger, bookie)
+    path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
         said, version = ((), ABSENT) if found is None else (found[0].ranges, found[1])

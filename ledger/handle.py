@@ -50,17 +50,17 @@ from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import apply_transition
-from .metadata_core import Refused, change_ensemble, close_by_writer, striping_of
+from .lost import store_transition
+from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of
 from .peer_format import Flags, Op, RequestHead
 from .pending_core import AddsAcked, SendAdd
-from .reader_core import Payload, VerifiedTail
+from .reader_core import AppendPayload, VerifiedTail
 from .sender import AddSender, FutureAppend
 from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
     CloseLedger,
-    Confirm,
+    ConfirmEntries,
     Effect,
     EndRefused,
     EndUnknown,
@@ -69,7 +69,7 @@ from .writer_core import (
     EnsembleUnknown,
     EntryOutcome,
     Fact,
-    Fail,
+    FailEntries,
     LedgerEnded,
     NoReplacement,
     QuorumTimedOut,
@@ -121,7 +121,7 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[Payload] = Writer(
+        self._core: Writer[AppendPayload] = Writer(
             striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
         self.adds = self._core.adds  # must only be read
@@ -202,7 +202,7 @@ class LedgerWriter:
             future.set_exception(error)
         return future
 
-    def push(self, payload: Payload) -> None:
+    def push(self, payload: AppendPayload) -> None:
         """Appends like `append`, but the `listener` gets the outcome. Raises MessageTooLarge, LedgerClosed, and
         BackPressure, also above the bound of all ledgers together."""
         assert self.listener is not None or isinstance(payload, FutureAppend), "the listener is told the outcome"
@@ -287,14 +287,14 @@ class LedgerWriter:
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
-    def _acked(self, adds: Sequence[Payload], place: tuple[int, str]) -> None:
+    def _acked(self, adds: Sequence[AppendPayload], place: tuple[int, str]) -> None:
         """Handles adds that the bookie has stored: confirms those that have their quorum now. While the ledger is open
         they have no other effects, so the core need not be asked."""
         if self._core.state is not _OPEN:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
         stored = -1
-        for add in self.adds.ack_adds(adds, place[0], place[1]):
+        for add in self.adds.count_acks_of_adds(adds, place[0], place[1]):
             self._bytes -= add.size
             if not isinstance(add, FutureAppend):
                 stored = add.entry
@@ -305,16 +305,16 @@ class LedgerWriter:
         if stored >= 0 and self.listener is not None:
             self.listener.on_appended(self, stored)
 
-    def _run(self, effects: Iterable[Effect[Payload]]) -> None:
+    def _run(self, effects: Iterable[Effect[AppendPayload]]) -> None:
         stored, failed = -1, False  # of what was pushed
         for effect in effects:
-            if isinstance(effect, Confirm):
+            if isinstance(effect, ConfirmEntries):
                 future, entry = self._take_future(effect.add), effect.add.entry
                 if future is not None:
                     future.set_result(entry)
                 else:
                     stored = entry
-            elif isinstance(effect, Fail):
+            elif isinstance(effect, FailEntries):
                 future = self._take_future(effect.add)
                 if future is not None:
                     future.set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
@@ -341,7 +341,7 @@ class LedgerWriter:
             if failed:
                 self.listener.on_append_failed(self)
 
-    def _take_future(self, add: Payload) -> asyncio.Future[int] | None:
+    def _take_future(self, add: AppendPayload) -> asyncio.Future[int] | None:
         """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
         if not isinstance(add, FutureAppend):
@@ -377,8 +377,8 @@ class LedgerWriter:
 
     async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
         decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
-        outcome = await apply_transition(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
-        if isinstance(outcome, Refused):
+        outcome = await store_transition(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        if isinstance(outcome, TransitionRefused):
             _LOG.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
             return EnsembleRefused()
         self._record = outcome.record
@@ -413,7 +413,7 @@ class LedgerWriter:
         """Stores the end, or reads the stored one, and gives the result to the core as a fact."""
         fact: Fact = EndUnknown()
         try:
-            outcome = await apply_transition(
+            outcome = await store_transition(
                 self._metadata, self.ledger_id,
                 partial(close_by_writer, last_entry=close.last_entry, length=close.length),
                 timeout_s=self._config.close_timeout_s,
@@ -425,7 +425,7 @@ class LedgerWriter:
             _LOG.exception("ledger %d: its end cannot be stored", self.ledger_id)
             self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, TransitionRefused):
                 fact = EndRefused()
             else:
                 fact = LedgerEnded(outcome.record.last_entry, outcome.record.length)

@@ -21,21 +21,21 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, Versioned, get_record, update
+from ..metadata.store import MetadataStore, Versioned, get_record, update_node
 from ..proto.errors import LedgerNotFound, Unavailable
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .metadata_core import AlreadyStored, RecordWrite, Refused, Transition, fragment_of, striping_of
+from .metadata_core import AlreadyStored, RecordWrite, Transition, TransitionRefused, fragment_of, striping_of
 from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
 from .reader_core import verify_entry
 
 # ------------------------------------------------------------------------------------------------------- records
 # Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
 #
-# `apply_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer is
+# `store_transition` reads the record, asks the pure transition, and writes by compare-and-set until the answer is
 # `AlreadyStored` or
-# `Refused`. After a write of unknown outcome it reads again, and the transition recognises its own write
+# `TransitionRefused`. After a write of unknown outcome it reads again, and the transition recognises its own write
 # (metadata/store.py, which also bounds and paces the attempts).
 
 
@@ -50,9 +50,9 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
     return found[0]
 
 
-async def apply_transition(
+async def store_transition(
     store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
-) -> AlreadyStored | Refused:
+) -> AlreadyStored | TransitionRefused:
     """Makes the transition `decide` of a ledger's record; returns the stored outcome. Raises the metadata's errors:
     then it is unknown whether the transition happened."""
     path = paths.ledger(ledger_id)
@@ -63,9 +63,9 @@ async def apply_transition(
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
         return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
-    await update(store, path, transform, deadline_s=timeout_s)
+    await update_node(store, path, transform, deadline_s=timeout_s)
     assert answer is not None, "an update that returns has asked"
-    return answer if isinstance(answer, Refused) else AlreadyStored(answer.record)
+    return answer if isinstance(answer, TransitionRefused) else AlreadyStored(answer.record)
 
 
 # ---------------------------------------------------------------------------------------------------------- lost
@@ -231,10 +231,10 @@ class LossSurvey:
             transitions.close_recovered, snapshot=self.record.fragments, fragments=self.record.fragments,
             last_entry=known, length=0,
         )  # fmt: skip
-        outcome = await apply_transition(
+        outcome = await store_transition(
             self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s
         )
-        if isinstance(outcome, transitions.Refused):
+        if isinstance(outcome, transitions.TransitionRefused):
             raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
         return outcome.record
 

@@ -8,10 +8,10 @@
     any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
 
 Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
-version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `Refused` (give up, and why).
-It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks again, and
-its own write, if it did arrive, is `AlreadyStored`. CLOSED is final: no transition leaves it (§1.2, no forced
-re-recovery). So at most one end of a ledger is ever stored, and a later recovery adopts it.
+version just read), `AlreadyStored` (nothing to do: the stored record is the outcome) or `TransitionRefused` (give up,
+and why). It decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks
+again, and its own write, if it did arrive, is `AlreadyStored`. CLOSED is final: no transition leaves it (§1.2, no
+forced re-recovery). So at most one end of a ledger is ever stored, and a later recovery adopts it.
 Guards: tests/ledger/test_metadata.py.
 """
 
@@ -52,13 +52,13 @@ class AlreadyStored(msgspec.Struct, frozen=True):
     record: LedgerRecord
 
 
-class Refused(msgspec.Struct, frozen=True):
+class TransitionRefused(msgspec.Struct, frozen=True):
     """The transition is not allowed, for this `reason`; the caller must give it up."""
 
     reason: TransitionRefusal
 
 
-Transition = RecordWrite | AlreadyStored | Refused
+Transition = RecordWrite | AlreadyStored | TransitionRefused
 
 
 def new_record(
@@ -105,14 +105,14 @@ def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transitio
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
     """Makes the transition OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
 
-    `AlreadyStored` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is
-    running.
+    `AlreadyStored` with another end: a recoverer closed it, and its end counts. `TransitionRefused(FENCED)`: a recovery
+    is running.
     """
     if current is None:
-        return Refused(TransitionRefusal.DELETED)
+        return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordWrite(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
-    return AlreadyStored(current) if current.state == CLOSED else Refused(TransitionRefusal.FENCED)
+    return AlreadyStored(current) if current.state == CLOSED else TransitionRefused(TransitionRefusal.FENCED)
 
 
 def change_ensemble(
@@ -126,9 +126,9 @@ def change_ensemble(
     on its way cannot write anything else. The new fragment replaces one that begins at the same entry.
     """
     if current is None:
-        return Refused(TransitionRefusal.DELETED)
+        return TransitionRefused(TransitionRefusal.DELETED)
     if current.state != OPEN:
-        return Refused(TransitionRefusal.ENDED if current.state == CLOSED else TransitionRefusal.FENCED)
+        return TransitionRefused(TransitionRefusal.ENDED if current.state == CLOSED else TransitionRefusal.FENCED)
     last = current.fragments[-1]
     assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
     bookies = list(last.bookies)
@@ -147,7 +147,7 @@ def start_recovery(current: LedgerRecord | None) -> Transition:
     """Makes the transition OPEN → IN_RECOVERY. `AlreadyStored` if the record is IN_RECOVERY (the caller joins that
     recovery) or CLOSED (there is nothing to recover)."""
     if current is None:
-        return Refused(TransitionRefusal.DELETED)
+        return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
         return RecordWrite(msgspec.structs.replace(current, state=IN_RECOVERY))
     return AlreadyStored(current)
@@ -164,11 +164,11 @@ def close_recovered(
     if a concurrent recoverer has closed the ledger: the stored end counts, and not the caller's.
     """
     if current is None:
-        return Refused(TransitionRefusal.DELETED)
+        return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == CLOSED:
         return AlreadyStored(current)
     if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
-        return Refused(TransitionRefusal.FRAGMENTS_CHANGED)
+        return TransitionRefused(TransitionRefusal.FRAGMENTS_CHANGED)
     kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
     changed = tuple(fragments[len(snapshot) - 1 :])
     record = msgspec.structs.replace(
@@ -186,17 +186,17 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
     `old` is not: an earlier write of the caller or of another worker did the same.
     """
     if current is None:
-        return Refused(TransitionRefusal.DELETED)
+        return TransitionRefused(TransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
     if at < 0:
-        return Refused(TransitionRefusal.MOVED_ON)
+        return TransitionRefused(TransitionRefusal.MOVED_ON)
     if current.state != CLOSED and at == len(current.fragments) - 1:
-        return Refused(TransitionRefusal.NOT_FINAL)
+        return TransitionRefused(TransitionRefusal.NOT_FINAL)
     bookies = current.fragments[at].bookies
     if old not in bookies:
-        return AlreadyStored(current) if new in bookies else Refused(TransitionRefusal.MOVED_ON)
+        return AlreadyStored(current) if new in bookies else TransitionRefused(TransitionRefusal.MOVED_ON)
     if new in bookies:
-        return Refused(TransitionRefusal.MOVED_ON)
+        return TransitionRefused(TransitionRefusal.MOVED_ON)
     changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
     fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
     record = msgspec.structs.replace(current, fragments=fragments)

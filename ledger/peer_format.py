@@ -23,7 +23,7 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
 
-A verified entry says the checksum of its payload, so `checksum_after` knows that of any record around it.
+A verified entry says the checksum of its payload, so `extend_checksum` knows that of any record around it.
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
@@ -41,7 +41,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..proto.checksum import combine, crc32c
+from ..proto.checksum import combine_checksums, crc32c
 from ..proto.versions import PEER, newer_format_text
 from ..runtime.files import Buffer
 
@@ -206,11 +206,11 @@ def decode_answer(head: bytes) -> AnswerHead:
     return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)
 
 
-def checksum_after(before: bytes, header: bytes, payload_bytes: int) -> int:
+def extend_checksum(before: bytes, header: bytes, payload_bytes: int) -> int:
     """Returns the CRC32C of `before` followed by a stored entry with this header, which must be verified; computed from
     the header's checksum, without reading the payload."""
     known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
-    return combine(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
+    return combine_checksums(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
 
 
 # --------------------------------------------------------------------------------------------------- held_format

@@ -192,9 +192,9 @@ class PendingAdds(Generic[A]):
 
     def ack(self, fact: AddAcked) -> list[A]:
         """Counts the ack; returns the entries that it confirms, in order."""
-        return self.ack_entries(AddsAcked((fact.entry,), fact.slot, fact.bookie))
+        return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
-    def ack_entries(self, fact: AddsAcked) -> list[A]:
+    def count_acks(self, fact: AddsAcked) -> list[A]:
         """Counts all the acks, then returns the entries that they confirm together, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
@@ -206,8 +206,8 @@ class PendingAdds(Generic[A]):
                 add.acks.add(slot)
         return self.take_confirmed()
 
-    def ack_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack of `adds`, which must have been added here, like `ack_entries`; adds that are confirmed already
+    def count_acks_of_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
+        """Counts an ack of `adds`, which must have been added here, like `count_acks`; adds that are confirmed already
         do not matter. Returns those that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
@@ -257,11 +257,11 @@ class PendingAdds(Generic[A]):
         return possible < self._ack_quorum
 
     @property
-    def head_is_unconfirmable(self) -> bool:
+    def is_head_unconfirmable(self) -> bool:
         return bool(self._adds) and self.is_unconfirmable(self.lac + 1)
 
     @property
-    def any_is_unconfirmable(self) -> bool:
+    def is_any_unconfirmable(self) -> bool:
         return bool(self.failed) and any(self.is_unconfirmable(entry) for entry in self._adds)
 
     @property

@@ -24,7 +24,7 @@ quarantine for twice as long as before, at most `max_s`. Failures during a quara
 one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
 `base_s`.
 
-**Shape** (`fit_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
+**Shape** (`shrink_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
 only where that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a
 confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
@@ -264,7 +264,7 @@ class Shrink(enum.Enum):
     COPIES = "copies too: E and Qw down to Qa"
 
 
-def fit_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
+def shrink_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
     """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` if there
     are enough for it, or too few for any that `shrink` allows."""
     least = wanted.ensemble_size

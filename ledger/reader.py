@@ -33,10 +33,10 @@ from .reader_core import (
     EntriesRead,
     EntryMissing,
     Fact,
-    Failed,
+    FailRead,
+    FinishRead,
     RangeRead,
     ReadBound,
-    ReadDone,
     ReadFailed,
     ReadFailure,
     SpeculationDue,
@@ -86,7 +86,7 @@ class LedgerReader:
     def last_entry(self) -> int:
         """The bound of reading: the end when `is_closed`, else the largest entry known to be confirmed."""
         if self._confirmed is not None:
-            self._bound.raise_to(self._confirmed())
+            self._bound.raise_lac(self._confirmed())
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
@@ -109,10 +109,10 @@ class LedgerReader:
             return [self._known]
         bytes_max = self._config.read_bytes_max if bytes_max is None else bytes_max
         answer = await self._read_once(first, last, bytes_max)
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailRead):
             await self._learn_record()
             answer = await self._read_once(first, last, bytes_max)
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailRead):
             if answer.why is ReadFailure.UNAVAILABLE and await self._is_lost(first):
                 answer = answer._replace(why=ReadFailure.LOST)
             error = self._error(answer, first)
@@ -139,18 +139,18 @@ class LedgerReader:
             lacs = [lac for lac in await asyncio.gather(*asked) if lac is not None]
             if not lacs:
                 raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
-            self._bound.raise_to(max(lacs))
+            self._bound.raise_lac(max(lacs))
         return self.last_entry
 
     # ------------------------------------------------------------------------------ asking
-    async def _read_once(self, first: int, last: int, bytes_max: int) -> ReadDone | Failed:
+    async def _read_once(self, first: int, last: int, bytes_max: int) -> FinishRead | FailRead:
         read = RangeRead(self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id)
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
         return await run_then(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
 
-    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> ReadDone | Failed:
+    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
         effect: Effect | None = read.start()
-        while not isinstance(effect, ReadDone | Failed):
+        while not isinstance(effect, FinishRead | FailRead):
             if effect is not None and not asked and not read.may_speculate:
                 effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
                 continue
@@ -189,7 +189,7 @@ class LedgerReader:
             return ReadFailed(ask.bookie)
         answer, frames = found
         if answer.status is Status.OK:
-            self._bound.raise_to(answer.lac)
+            self._bound.raise_lac(answer.lac)
             return EntriesRead(ask.bookie, frames)
         if answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
             return EntryMissing(ask.bookie)
@@ -219,7 +219,7 @@ class LedgerReader:
         self._record = record
         self._bound.apply_record(record)
 
-    def _error(self, failed: Failed, entry: int) -> DataLost | Unavailable:
+    def _error(self, failed: FailRead, entry: int) -> DataLost | Unavailable:
         cls = DataLost if failed.why is ReadFailure.LOST else Unavailable
         return cls(
             f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
-from ..proto.checksum import JOINED_BYTES_MIN, combine, crc32c
+from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
 from ..runtime.files import Buffer
 from .metadata_core import fragment_of, striping_of
 from .peer_format import ENTRY_HEADER
@@ -61,7 +61,7 @@ class VerifiedTail(NamedTuple):
     size: int
 
 
-class Payload(PendingAdd):
+class AppendPayload(PendingAdd):
     """An entry from its append to its outcome: its `frames`, which must never change, and their `size` in bytes.
     `tail`: the known checksum of the end of a payload in one frame. `header`: that of the stored entry, empty until it
     is sealed."""
@@ -83,7 +83,7 @@ def encode_header(
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
-        return facts + _CRC.pack(combine(crc32c(facts + payload[: -tail.size]), *tail))
+        return facts + _CRC.pack(combine_checksums(crc32c(facts + payload[: -tail.size]), *tail))
     crc = crc32c(facts)
     for frame in frames:
         crc = crc32c(frame, crc)
@@ -146,13 +146,13 @@ class SpeculationDue(NamedTuple):
     """Fact: no bookie answered within the time after which another replica is asked as well."""
 
 
-class ReadDone(NamedTuple):
+class FinishRead(NamedTuple):
     """Effect: the read ends with these entries, at least one, in order without a gap from the first."""
 
     entries: list[StoredCopy]
 
 
-class Failed(NamedTuple):
+class FailRead(NamedTuple):
     """Effect: the read fails, as no replica sent the first entry; `asked` are the bookies in the order of asking."""
 
     why: ReadFailure
@@ -160,7 +160,7 @@ class Failed(NamedTuple):
 
 
 Fact = EntriesRead | EntryMissing | ReadFailed | SpeculationDue
-Effect = AskBookie | ReadDone | Failed
+Effect = AskBookie | FinishRead | FailRead
 
 
 _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
@@ -229,7 +229,7 @@ class RangeRead:
             entries = self._verified(fact)
             if entries:
                 self._finished = True
-                return ReadDone(entries)
+                return FinishRead(entries)
         elif isinstance(fact, EntryMissing):
             self._missing.add(fact.bookie)
         return self._next_effect()
@@ -254,7 +254,7 @@ class RangeRead:
             return None
         self._finished = True
         lost = self._closed and len(self._missing) == len(self._asked)
-        return Failed(ReadFailure.LOST if lost else ReadFailure.UNAVAILABLE, tuple(self._asked))
+        return FailRead(ReadFailure.LOST if lost else ReadFailure.UNAVAILABLE, tuple(self._asked))
 
     def check(self) -> None:
         assert self._missing <= set(self._asked), "only a bookie that was asked votes"
@@ -283,8 +283,8 @@ class ReadBound:
             self.closed = True
             self.last_entry = record.last_entry
         else:
-            self.raise_to(record.fragments[-1].first_entry - 1)
+            self.raise_lac(record.fragments[-1].first_entry - 1)
 
-    def raise_to(self, lac: int) -> None:
+    def raise_lac(self, lac: int) -> None:
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

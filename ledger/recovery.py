@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import Change, MetadataStore, Versioned
+from ..metadata.store import MetadataStore, NodeUpdate, Versioned
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import apply_transition
+from .lost import store_transition
 from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
 from .pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from .reader_core import StoredCopy, encode_header, verify_entry
@@ -38,7 +38,7 @@ from .recovery_core import (
     Fact,
     Fenced,
     FenceFailed,
-    Finish,
+    FinishRecovery,
     ReadFailed,
     RecordClosed,
     Recovery,
@@ -66,7 +66,7 @@ class RecoveryResult(NamedTuple):
 
     record: LedgerRecord
     last: StoredCopy | None = None
-    end: Change | None = None
+    end: NodeUpdate | None = None
 
 
 async def recover(
@@ -78,10 +78,10 @@ async def recover(
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then nothing is decided,
     and the caller may try again.
     """
-    outcome = await apply_transition(
+    outcome = await store_transition(
         metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
     )
-    if isinstance(outcome, transitions.Refused):
+    if isinstance(outcome, transitions.TransitionRefused):
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
     if outcome.record.state == CLOSED:
         return RecoveryResult(outcome.record)
@@ -132,7 +132,7 @@ class _Attempt:
                     self._result.set_result(self._to_be_closed(effect))
                 else:
                     self._start(self._close(effect))
-            elif isinstance(effect, Finish):
+            elif isinstance(effect, FinishRecovery):
                 self._result.set_result(RecoveryResult(effect.record, self._last(effect.record)))
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
@@ -217,7 +217,7 @@ class _Attempt:
             answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
             if isinstance(answer, transitions.RecordWrite):
                 return encode(answer.record, path)
-            if isinstance(answer, transitions.Refused):
+            if isinstance(answer, transitions.TransitionRefused):
                 raise _error(ReportAbort(RecoveryFailure.CLOSE_REFUSED, -1), ledger_id)
             if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
                 raise ClosedByOther(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
@@ -225,11 +225,11 @@ class _Attempt:
 
         closed = decide(self._record)
         assert isinstance(closed, transitions.RecordWrite), "it is IN_RECOVERY, with the fragments that were read"
-        return RecoveryResult(closed.record, self._last(closed.record), Change(path, transform))
+        return RecoveryResult(closed.record, self._last(closed.record), NodeUpdate(path, transform))
 
     async def _close(self, effect: CloseRecovered) -> Fact:
         try:
-            outcome = await apply_transition(
+            outcome = await store_transition(
                 self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s
             )
         except MagnetarError as error:
@@ -237,7 +237,7 @@ class _Attempt:
                 f"ledger {self._record.ledger_id}: the metadata did not answer whether its end was stored; try again",
                 ledger=self._record.ledger_id,
             ) from error
-        return CloseRefused() if isinstance(outcome, transitions.Refused) else RecordClosed(outcome.record)
+        return CloseRefused() if isinstance(outcome, transitions.TransitionRefused) else RecordClosed(outcome.record)
 
 
 def _error(effect: ReportAbort, ledger_id: int) -> MagnetarError:

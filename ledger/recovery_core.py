@@ -83,9 +83,9 @@ class EntryVotes:
         never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
-        return self.verdict_upto_lac()
+        return self.judge_entry_upto_lac()
 
-    def verdict_upto_lac(self) -> EntryVerdict:
+    def judge_entry_upto_lac(self) -> EntryVerdict:
         """Returns the verdict on an entry up to LAC0, which is certainly stored: misses prove nothing, so it is never
         NEGATIVE."""
         if self.found is not None:
@@ -154,7 +154,7 @@ class ReportAbort(NamedTuple):
     entry: int
 
 
-class Finish(NamedTuple):
+class FinishRecovery(NamedTuple):
     """Effect: the ledger is CLOSED as in `record`, which another recoverer may have written."""
 
     record: LedgerRecord
@@ -213,7 +213,7 @@ class CloseRefused(NamedTuple):
 Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[PayloadAdd[StoredCopy]] | CloseRecovered | ReportAbort | Finish
+Effect = SendFence | SendRead | SendAdd[PayloadAdd[StoredCopy]] | CloseRecovered | ReportAbort | FinishRecovery
 
 
 class Recovery:
@@ -264,7 +264,7 @@ class Recovery:
             return self._bookie_failed(fact) if self.state is RecoveryState.READING else ()
         if isinstance(fact, RecordClosed):
             self.state = RecoveryState.DONE
-            return [Finish(fact.record)]
+            return [FinishRecovery(fact.record)]
         if isinstance(fact, CloseRefused):
             return self._abort(RecoveryFailure.CLOSE_REFUSED)
         assert_never(fact)
@@ -348,7 +348,7 @@ class Recovery:
                 effects += self._write_back(votes.found)
             del self._votes[entry]
             self._next_decided += 1
-        if self._adds.any_is_unconfirmable:
+        if self._adds.is_any_unconfirmable:
             return self._abort(RecoveryFailure.NOT_STORED)
         effects += self._read_more()
         if self.end is not None and not len(self._adds):
@@ -356,7 +356,9 @@ class Recovery:
         return effects
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
-        return votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.verdict_upto_lac()
+        return (
+            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.judge_entry_upto_lac()
+        )
 
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredCopy) -> list[Effect]:

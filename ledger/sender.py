@@ -29,7 +29,7 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .peer_format import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
 from .pending_core import AddFailed, AddsAcked, SendAdd
-from .reader_core import Payload, VerifiedTail, encode_header
+from .reader_core import AppendPayload, VerifiedTail, encode_header
 from .writer_core import AddRefused, EntryOutcome
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -41,7 +41,7 @@ ROOM_S = 0.005
 again, that is little compared with what a bookie stores in that time."""
 
 
-class FutureAppend(Payload):
+class FutureAppend(AppendPayload):
     """A payload whose outcome completes a future."""
 
     __slots__ = ("future",)
@@ -58,8 +58,8 @@ _Place = tuple[int, str]
 """(slot, bookie)"""
 
 
-class SentAdds(InProcessRequest):
-    """A request to a bookie, from when it is sent to its answer (`runtime.network.Asker`).
+class SentAddRequest(InProcessRequest):
+    """A request to a bookie, from when it is sent to its answer (`runtime.network.AnswerListener`).
 
     The copies of a request to several bookies count once in memory, at the `first` of them: its `copies` is the number
     of those without an answer. `tries`: how often the request was repeated after `retry_s`."""
@@ -67,7 +67,8 @@ class SentAdds(InProcessRequest):
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "tries")
 
     def __init__(
-        self, sender: AddSender, place: _Place, adds: list[Payload], size: int, copies: int, first: SentAdds | None,
+        self, sender: AddSender, place: _Place, adds: list[AppendPayload], size: int, copies: int,
+        first: SentAddRequest | None,
         tries: int,
     ) -> None:  # fmt: skip
         self.sender = sender
@@ -107,7 +108,7 @@ class SentAdds(InProcessRequest):
                 return
         sender.acked(adds, self.place)
         if sender.busy:
-            sender.on_room(self.place)
+            sender.on_bookie_room(self.place)
 
     def on_failed(self, error: BaseException) -> None:
         self.release()
@@ -125,7 +126,7 @@ class _Busy:
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.is_soon = False  # whether the bookie has room again, so that the timer is that of ROOM_S
-        self.requests: list[tuple[SentAdds, bytes, Sequence[Buffer]]] = []
+        self.requests: list[tuple[SentAddRequest, bytes, Sequence[Buffer]]] = []
 
 
 class AddSender:
@@ -133,7 +134,7 @@ class AddSender:
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
-        acked: Callable[[list[Payload], _Place], None], receive: Callable[[Fact], None],
+        acked: Callable[[list[AppendPayload], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
         """Makes a sender. `acked` gets the adds that a bookie has stored, all of an answer at once. `failed(bookie,
@@ -148,13 +149,13 @@ class AddSender:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self.memory = bookies.memory
-        self._waiting: dict[_Place, list[Payload]] = {}
+        self._waiting: dict[_Place, list[AppendPayload]] = {}
         self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # payload bytes of the entries in `_waiting`, each counted once
         self.unanswered_bytes = 0
         self._closed = False
 
-    def send(self, add: Payload, lac: int) -> None:
+    def send(self, add: AppendPayload, lac: int) -> None:
         """Queues a new entry for each bookie in `add.sent`, with `lac` in its header."""
         waiting = self._waiting
         add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
@@ -170,7 +171,7 @@ class AddSender:
             else:
                 waiting[place] = [add]
 
-    def send_again(self, effect: SendAdd[Payload]) -> None:
+    def send_again(self, effect: SendAdd[AppendPayload]) -> None:
         """Queues an entry for the bookie that replaces one that failed."""
         add, slot, bookie, _ = effect
         if not self._waiting:
@@ -195,9 +196,9 @@ class AddSender:
                 head, frames, size = self._encode(part)
                 self.memory.held += size
                 self.unanswered_bytes += size * copies
-                first: SentAdds | None = None
+                first: SentAddRequest | None = None
                 for place, _ in several[at : at + copies]:
-                    sent = SentAdds(self, place, part, size, copies, first, 0)
+                    sent = SentAddRequest(self, place, part, size, copies, first, 0)
                     first = first or sent
                     refused = peers[place[1]].post(sent, head, frames, timeout_s=timeout_s)
                     if refused is not None:
@@ -206,7 +207,7 @@ class AddSender:
         self.memory.held -= self._waiting_bytes  # its requests are counted now
         self._waiting_bytes = 0
 
-    def _encode(self, adds: Sequence[Payload]) -> tuple[bytes, Sequence[Buffer], int]:
+    def _encode(self, adds: Sequence[AppendPayload]) -> tuple[bytes, Sequence[Buffer], int]:
         """Returns the head of a request with these adds, its frames, and the size of these."""
         first = adds[0]
         if len(adds) == 1:
@@ -215,25 +216,25 @@ class AddSender:
         frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
         return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
-    def _post(self, sent: SentAdds, head: bytes, frames: Sequence[Buffer]) -> None:
+    def _post(self, sent: SentAddRequest, head: bytes, frames: Sequence[Buffer]) -> None:
         timeout_s = self._config.add_timeout_s
         refused = self._bookies.peers[sent.place[1]].post(sent, head, frames, timeout_s=timeout_s)
         if refused is not None:
             self._loop.call_soon(sent.on_failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def apply_statuses(self, sent: SentAdds, statuses: list[Status]) -> None:
+    def apply_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
         """Handles an answer by the status of each entry: first those that were stored, then errors, then BUSY: these
         are sent again."""
         place, adds = sent.place, sent.adds
-        by_status: dict[Status, list[Payload]] = {}
+        by_status: dict[Status, list[AppendPayload]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
             self.acked(stored, place)
             if self.busy:
-                self.on_room(place)
+                self.on_bookie_room(place)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
@@ -242,12 +243,12 @@ class AddSender:
         if busy is not None:
             self.retry_later(place, busy, sent.tries)
 
-    def on_adds_failed(self, place: _Place, adds: Sequence[Payload], why: object) -> None:
+    def on_adds_failed(self, place: _Place, adds: Sequence[AppendPayload], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def retry_later(self, place: _Place, adds: list[Payload], tries: int) -> None:
+    def retry_later(self, place: _Place, adds: list[AppendPayload], tries: int) -> None:
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -266,9 +267,9 @@ class AddSender:
             if busy is None:
                 timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
                 busy = self.busy[place] = _Busy(timer)
-            busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
+            busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries), head, frames))
 
-    def on_room(self, place: _Place) -> None:
+    def on_bookie_room(self, place: _Place) -> None:
         """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
@@ -297,9 +298,9 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
     return decode_statuses(answer, frames, count)
 
 
-def _parts(adds: list[Payload]) -> list[list[Payload]]:
+def _parts(adds: list[AppendPayload]) -> list[list[AppendPayload]]:
     """Returns `adds` in parts, each of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
-    parts: list[list[Payload]] = []
+    parts: list[list[AppendPayload]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):
         size += add.size

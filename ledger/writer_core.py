@@ -129,13 +129,13 @@ Fact = (
 )
 
 
-class Confirm(NamedTuple, Generic[A]):
+class ConfirmEntries(NamedTuple, Generic[A]):
     """Effect: report to the owner that the entry is stored. In entry order, each once."""
 
     add: A
 
 
-class Fail(NamedTuple, Generic[A]):
+class FailEntries(NamedTuple, Generic[A]):
     """Effect: report to the owner that the entry was not confirmed, and why. In entry order, each once."""
 
     add: A
@@ -162,7 +162,7 @@ class CloseLedger(NamedTuple):
     length: int
 
 
-Effect = SendAdd[A] | Confirm[A] | Fail[A] | ChangeEnsemble | CloseLedger
+Effect = SendAdd[A] | ConfirmEntries[A] | FailEntries[A] | ChangeEnsemble | CloseLedger
 
 
 class Writer(Generic[A]):
@@ -210,7 +210,7 @@ class Writer(Generic[A]):
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[A]]:
         if isinstance(fact, AddsAcked):
-            return self._acked(self.adds.ack_entries(fact))
+            return self._acked(self.adds.count_acks(fact))
         if isinstance(fact, AddAcked):
             return self._acked(self.adds.ack(fact))
         if isinstance(fact, AddFailed):
@@ -230,7 +230,7 @@ class Writer(Generic[A]):
     def _acked(self, confirmed: Sequence[A]) -> Sequence[Effect[A]]:
         if not confirmed:
             return () if self.state is WriterState.OPEN else self._drained()
-        effects: list[Effect[A]] = [Confirm(add) for add in confirmed]
+        effects: list[Effect[A]] = [ConfirmEntries(add) for add in confirmed]
         if self.state is not WriterState.OPEN:
             effects += self._drained()
         return effects
@@ -281,7 +281,7 @@ class Writer(Generic[A]):
         if self._committed is not None:
             effects += self.adds.replace_ensemble(self._committed)
         self.adds.frozen = False
-        effects += [Confirm(add) for add in self.adds.take_confirmed()]
+        effects += [ConfirmEntries(add) for add in self.adds.take_confirmed()]
         if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm:
             self.state = WriterState.OPEN
             return effects
@@ -294,7 +294,7 @@ class Writer(Generic[A]):
 
     def _drained(self) -> Sequence[Effect[A]]:
         """Makes the transition DRAINING → CLOSING if no further entry can be confirmed in order."""
-        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
+        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.is_head_unconfirmable):
             return self._closing()
         return ()
 
@@ -330,13 +330,13 @@ class Writer(Generic[A]):
         for add in self.adds.take_all():
             if add.entry <= fact.last_entry:
                 self.adds.lac, self.adds.length_confirmed = add.entry, add.length
-                effects.append(Confirm(add))
+                effects.append(ConfirmEntries(add))
             else:
-                effects.append(Fail(add, why))
+                effects.append(FailEntries(add, why))
         return effects
 
     def _fail_all(self, why: EntryOutcome) -> Sequence[Effect[A]]:
-        return [Fail(add, why) for add in self.adds.take_all()]
+        return [FailEntries(add, why) for add in self.adds.take_all()]
 
     def check(self) -> None:
         self.adds.check()

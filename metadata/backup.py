@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..proto.errors import Busy, NotFound
 from . import paths
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode
-from .store import ledgers_in, put_operation
+from .store import parse_ledger_ids, put_operation
 from .tree import ENDING, Tree, create_private_file, sync_file
 from .tree_core import Commit
 
@@ -52,7 +52,7 @@ def inspect_backup(path: str) -> BackupContents:
         finally:
             tree.close()
     finally:
-        remove(scratch)
+        remove_store_files(scratch)
 
 
 def _contents(tree: Tree) -> BackupContents:
@@ -64,7 +64,7 @@ def _contents(tree: Tree) -> BackupContents:
                 bookies.append(decode(node.value, BookieRecord, paths.bookie(name)))
         except DamagedRecord:  # it cannot be asked
             bookies.append(BookieRecord(bookie=name, endpoint=""))
-    ledgers = frozenset(ledgers_in(paths.LEDGERS, tree.children(paths.LEDGERS)))
+    ledgers = frozenset(parse_ledger_ids(paths.LEDGERS, tree.children(paths.LEDGERS)))
     return BackupContents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
 
 
@@ -73,7 +73,7 @@ def _next_id(tree: Tree) -> int:
     return 1 if node is None else decode(node.value, CounterRecord, paths.LEDGER_IDS).next
 
 
-def restore(backup: str, target: str, least_id: int, token: str) -> str:
+def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     """Replaces the file `target` by the copy `backup`. Returns the name to which the replaced file was renamed, "" if
     there was none. Raises Busy if the service runs.
     """
@@ -130,7 +130,7 @@ def _set_aside(target: str) -> str:
 
 def _copy(source: str, to: str) -> None:
     """Copies the file and its write-ahead log."""
-    remove(to)
+    remove_store_files(to)
     create_private_file(to)
     shutil.copyfile(source, to)
     if os.path.exists(f"{source}-wal"):
@@ -138,7 +138,7 @@ def _copy(source: str, to: str) -> None:
         shutil.copyfile(f"{source}-wal", f"{to}-wal")
 
 
-def remove(path: str) -> None:
+def remove_store_files(path: str) -> None:
     """Removes the file, its write-ahead log and its note, as far as they exist."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):

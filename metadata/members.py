@@ -28,7 +28,7 @@ from dataclasses import replace
 from ..proto.errors import MagnetarError, Unavailable
 from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
 from ..runtime.network import World
-from ..runtime.peer.keys import PeerListening
+from ..runtime.peer.keys import PeerServerKeys
 from ..runtime.peer.sockets import MemberNetwork
 from ..runtime.tasks import Supervisor, run_to_end
 from . import paths, records
@@ -84,7 +84,7 @@ class Members:
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
-        return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
+        return replace(world, network=network.with_peers(PeerServerKeys(self.keys, self)))
 
     async def read_record(self, path: str, cls: type[records.R]) -> records.R | None:
         """Returns the record of class `cls` at `path`, or None if there is none; reads it in the session that has this

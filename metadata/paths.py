@@ -68,7 +68,7 @@ TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
 BROKER_POLICIES = "/policies/@brokers"
-"""Path that no tenant has: `segment` encodes an @."""
+"""Path that no tenant has: `encode_segment` encodes an @."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 TRANSACTIONS = "/transactions/settings"
@@ -76,13 +76,14 @@ COORDINATORS = "/transactions/coordinators"
 
 
 @lru_cache(maxsize=4096)
-def segment(name: str) -> str:
-    """Returns `name` as one segment of a path; "." and "..", which no path may contain as segments, are encoded too."""
+def encode_segment(name: str) -> str:
+    """Returns `decode_segment` as one segment of a path; "." and "..", which no path may contain as segments, are
+    encoded too."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
 
-def name(segment_: str) -> str:
+def decode_segment(segment_: str) -> str:
     return unquote(segment_)
 
 
@@ -97,7 +98,7 @@ def ledger_id(segment_: str) -> int:
     return int(segment_)
 
 
-def deleted(page: int) -> str:
+def deleted_ledgers(page: int) -> str:
     return f"{DELETED}/{page:020d}"
 
 
@@ -113,7 +114,7 @@ def damaged_copies(ledger_id_: int) -> str:
     return f"{DAMAGED}/{ledger_id_:020d}"
 
 
-def damaged(ledger_id_: int, bookie_: str) -> str:
+def damaged_copies_of_bookie(ledger_id_: int, bookie_: str) -> str:
     return f"{damaged_copies(ledger_id_)}/{bookie_}"
 
 
@@ -126,7 +127,7 @@ def repair_lock(ledger_id_: int) -> str:
 
 
 def repair_worker(worker: str) -> str:
-    return f"{REPAIR_WORKERS}/{segment(worker)}"
+    return f"{REPAIR_WORKERS}/{encode_segment(worker)}"
 
 
 def departing(bookie_: str) -> str:
@@ -134,78 +135,78 @@ def departing(bookie_: str) -> str:
 
 
 def broker(broker_: str) -> str:
-    return f"{BROKERS}/{segment(broker_)}"
+    return f"{BROKERS}/{encode_segment(broker_)}"
 
 
 def draining(broker_: str) -> str:
-    return f"{DRAINING}/{segment(broker_)}"
+    return f"{DRAINING}/{encode_segment(broker_)}"
 
 
 def member(role: str, key: str) -> str:
     return f"{MEMBERS}/{role}/{key}"
 
 
-def owner(tenant_: str, namespace_: str, bundle: str) -> str:
-    return f"{OWNERS}/{segment(tenant_)}/{segment(namespace_)}/{bundle}"
+def bundle_owner(tenant_: str, namespace_: str, bundle: str) -> str:
+    return f"{OWNERS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{bundle}"
 
 
 def tenant(tenant_: str) -> str:
-    return f"{TENANTS}/{segment(tenant_)}"
+    return f"{TENANTS}/{encode_segment(tenant_)}"
 
 
 def namespaces(tenant_: str) -> str:
-    return f"{NAMESPACES}/{segment(tenant_)}"
+    return f"{NAMESPACES}/{encode_segment(tenant_)}"
 
 
 def namespace(tenant_: str, namespace_: str) -> str:
-    return f"{namespaces(tenant_)}/{segment(namespace_)}"
+    return f"{namespaces(tenant_)}/{encode_segment(namespace_)}"
 
 
 def partitioned_topics(tenant_: str, namespace_: str, *, persistent: bool = True) -> str:
-    return f"{PARTITIONED if persistent else VOLATILE}/{segment(tenant_)}/{segment(namespace_)}"
+    return f"{PARTITIONED if persistent else VOLATILE}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
-def partitioned(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
-    return f"{PARTITIONED if persistent else VOLATILE}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+def partitioned_topic(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
+    return f"{partitioned_topics(tenant_, namespace_, persistent=persistent)}/{encode_segment(topic_)}"
 
 
 def topics(tenant_: str, namespace_: str) -> str:
-    return f"{TOPICS}/{segment(tenant_)}/{segment(namespace_)}"
+    return f"{TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def topic(tenant_: str, namespace_: str, topic_: str) -> str:
-    return f"{TOPICS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+    return f"{TOPICS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
-    return f"{CURSORS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+    return f"{CURSORS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}/{encode_segment(topic_)}"
 
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
-    return f"{CURSORS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}/{segment(subscription)}"
+    return f"{cursors(tenant_, namespace_, topic_)}/{encode_segment(subscription)}"
 
 
 def grants(tenant_: str, namespace_: str) -> str:
-    return f"{GRANTS}/{segment(tenant_)}/{segment(namespace_)}"
+    return f"{GRANTS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:
-    return f"{POLICIES}/{segment(tenant_)}/{segment(namespace_)}"
+    return f"{POLICIES}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
     """Returns the path of a topic's policies; `topic_` must be without the suffix of a partition."""
-    return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"
+    return f"{namespace_policies(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schemas_of(tenant_: str, namespace_: str) -> str:
     """Returns the path of the schemas of a namespace."""
-    return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}"
+    return f"{SCHEMAS}/{encode_segment(tenant_)}/{encode_segment(namespace_)}"
 
 
 def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
     """Returns the path of the versions of a topic's schema; `topic_` must be without the suffix of a partition."""
-    return f"{schemas_of(tenant_, namespace_)}/{segment(topic_)}"
+    return f"{schemas_of(tenant_, namespace_)}/{encode_segment(topic_)}"
 
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:

@@ -5,7 +5,8 @@
 
 The path is in the checksum: a record that a damaged file shows at another path is damaged there. Version 1, which an
 older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PLACES`) is read at that
-owner's path only, in both versions. Which of the two `encode` writes is the format of the cluster (`writes`).
+owner's path only, in both versions. Which of the two `encode` writes is the format of the cluster
+(`may_write_feature`).
 
 A reader refuses another magic, an unknown version, another kind, another owner, or a checksum that does not match
 (DamagedRecord, with the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing
@@ -47,13 +48,13 @@ class Feature(enum.Enum):
 
 
 class _Written:
-    """The format that this process writes, once `settle_format` was called."""
+    """The format that this process writes, once `set_written_format` was called."""
 
     format = CLUSTER_FORMAT
     settled = False
 
 
-def writes(feature: Feature) -> bool:
+def may_write_feature(feature: Feature) -> bool:
     """Whether this process writes what older ones do not understand: not before `magnetar cluster finish-upgrade`."""
     return _Written.format >= feature.value[0]
 
@@ -63,7 +64,7 @@ def written_format() -> int:
     return _Written.format
 
 
-def settle_format(found: int) -> None:
+def set_written_format(found: int) -> None:
     """Sets the format that this process writes to that of its cluster; the first call counts, of the process's first
     session. Raises NewerFormat if it is later than this Magnetar's.
 
@@ -105,7 +106,7 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
 
     kind = 1
     instance: str  # random, made with the cluster; bookies' cookies repeat it
-    format: int = 1  # what its processes may write (`writes`); `magnetar cluster finish-upgrade` raises it
+    format: int = 1  # what its processes may write (`may_write_feature`); `magnetar cluster finish-upgrade` raises it
 
 
 class CounterRecord(Record, frozen=True, kw_only=True):
@@ -529,9 +530,9 @@ _KINDS: dict[int, type[Record]] = {
 
 PLACES: dict[type[Record], Callable[[Any], str]] = {
     LedgerRecord: lambda record: paths.ledger(record.ledger_id),
-    DeletedLedgersRecord: lambda record: paths.deleted(record.page),
+    DeletedLedgersRecord: lambda record: paths.deleted_ledgers(record.page),
     CookieRecord: lambda record: paths.cookie(record.bookie),
-    DamagedEntriesRecord: lambda record: paths.damaged(record.ledger_id, record.bookie),
+    DamagedEntriesRecord: lambda record: paths.damaged_copies_of_bookie(record.ledger_id, record.bookie),
     UnderReplicatedRecord: lambda record: paths.under_replicated(record.ledger_id),
     DepartingRecord: lambda record: paths.departing(record.bookie),
     DrainRecord: lambda record: paths.draining(record.broker),

@@ -43,7 +43,7 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import ABSENT, Changed, Check, Delete, MetadataStore, Operation, Put, Versioned, WatchReset
+from .store import ABSENT, Check, Delete, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
 from .tree_core import check_operations, check_path, check_prefix
 
 # ------------------------------------------------------------------------------------------------------ messages
@@ -88,7 +88,7 @@ def _from_wire(operation: wire.Operation) -> Operation:
     raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
 
 
-def watch_events(watch_id: int, news: Sequence[Changed] | WatchReset, revision: int) -> wire.SessionReply:
+def watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
     """Returns one reply with the changes for a watch. By this reply the client knows that the watch has seen everything
     up to `revision`.
     """
@@ -99,15 +99,15 @@ def watch_events(watch_id: int, news: Sequence[Changed] | WatchReset, revision: 
     return wire.SessionReply(events=events)
 
 
-def _event(change: Changed) -> wire.TreeEvent:
+def _event(change: NodeChanged) -> wire.TreeEvent:
     kind = wire.TreeEvent.DELETE if change.version == ABSENT else wire.TreeEvent.PUT
     return wire.TreeEvent(kind=kind, path=change.path, version=change.version, revision=change.revision)
 
 
-def parse_events(message: wire.WatchEvents) -> list[Changed | WatchReset]:
+def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
     if message.reset:
         return [WatchReset(message.revision)]
-    return [Changed(event.path, event.version, event.revision) for event in message.events]
+    return [NodeChanged(event.path, event.version, event.revision) for event in message.events]
 
 
 # -------------------------------------------------------------------------------------------------------- remote
@@ -126,7 +126,7 @@ class _Watch:
     def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
         self.revision = revision  # received up to here
-        self.queue: deque[Changed | WatchReset] = deque()
+        self.queue: deque[NodeChanged | WatchReset] = deque()
         self.news = asyncio.Event()
 
     def on_events(self, events: wire.WatchEvents) -> None:
@@ -340,11 +340,11 @@ class RemoteStore(SessionStore):
         return await self._channel.call(rpc, request, timeout_s=max(0.001, self._left_s(end)))
 
     # -------------------------------------------------------------------------------------------- watches
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         check_prefix(prefix)
         return self._watch(prefix, after_revision)
 
-    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         self._watch_number += 1
         watch_id, watch = self._watch_number, _Watch(prefix, after_revision)
         self._watches[watch_id] = watch
@@ -371,7 +371,7 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 # first session of a ZooKeeper, gRPC with the first session of `magnetar metadata`.
 
 
-async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
+async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
     """Opens a store at `address`. Tries for `timeout_s`, then raises Unavailable. Raises an error that retrying cannot
     end (kazoo is missing, wrong protocol) at once.
     """

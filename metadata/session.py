@@ -31,7 +31,7 @@ from ..proto.errors import ConnectionLost, InternalError, MagnetarError, Session
 from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
 from ..runtime.tasks import Tasks
-from .store import Changed, MetadataStore, Operation, Versioned, WatchReset
+from .store import MetadataStore, NodeChanged, Operation, Versioned, WatchReset
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
@@ -84,12 +84,12 @@ class SessionStore(MetadataStore):
     def _extend_deadline(self, sent: float) -> None:
         """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
-        self._alarm.set_no_later(self._deadline)
+        self._alarm.set_if_earlier(self._deadline)
 
     def _ring(self) -> None:
         """Handles the alarm: the session is lost if its deadline has passed."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
-            self._alarm.set_no_later(self._deadline)
+            self._alarm.set_if_earlier(self._deadline)
         else:
             self._end_session(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 
@@ -288,7 +288,7 @@ class ReconnectingStore(MetadataStore):
             self._on_loss(session)
             raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
 
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         session = await self._living()
         try:
             async for change in session.watch(prefix, after_revision):

@@ -32,7 +32,7 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.threads import Worker
 from .paths import INCARNATIONS
-from .store import Changed, Check, MetadataStore, Operation, Put, Versioned, WatchReset
+from .store import Check, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
 from .tree_core import ChangeHistory, Commit, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
 
@@ -406,7 +406,7 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self.closed:
-            self._alarm.set_no_later(deadline)  # an earlier alarm reads the table again when it rings
+            self._alarm.set_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
@@ -467,11 +467,11 @@ class LocalSession(MetadataStore):
         self._store.check_session(self._session)
         return self._store.history.revision
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         check_prefix(prefix)
         return self._watch(prefix, after_revision)
 
-    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         seen = after_revision
         while True:
             self._store.check_session(self._session)

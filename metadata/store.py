@@ -40,7 +40,7 @@ from .records import (
     Record,
     decode,
     encode,
-    settle_format,
+    set_written_format,
 )  # fmt: skip
 
 ABSENT = -1
@@ -85,7 +85,7 @@ class Check(msgspec.Struct, frozen=True):
 Operation = Put | Delete | Check
 
 
-class Changed(msgspec.Struct, frozen=True):
+class NodeChanged(msgspec.Struct, frozen=True):
     """A change of a node, made by the commit that produced `revision` of the tree."""
 
     path: str
@@ -127,7 +127,7 @@ class MetadataStore(Protocol):
 
     async def revision(self) -> int: ...
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields the changes of `prefix` itself and of everything below it, after `after_revision`."""
         ...
 
@@ -218,7 +218,7 @@ def ledger_id_of(path: str) -> int | None:
         return None
 
 
-def ledgers_in(folder: str, names: list[str]) -> list[int]:
+def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
     """Returns the ledger ids in `names`, a listing of `folder`; other names are logged and counted."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
@@ -226,7 +226,8 @@ def ledgers_in(folder: str, names: list[str]) -> list[int]:
 # -------------------------------------------------------------------------------------------------------- update
 # Changes nodes safely: read, check, transform, compare-and-set; and the same for typed records.
 #
-# `update_together` is the one loop of every change of records (after BookKeeper's MetadataUpdateLoop); `update` is its
+# `update_nodes` is the one loop of every change of records (after BookKeeper's MetadataUpdateLoop); `update_node` is
+# its
 # case of one node:
 #
 #     1. read the nodes, in order
@@ -256,8 +257,8 @@ only to spread them."""
 TROUBLE_PAUSE_S_MAX = 1.0
 
 
-class Change(NamedTuple):
-    """A change of the node at `path` for `update_together`. `absent`: the node probably does not exist, so the first
+class NodeUpdate(NamedTuple):
+    """A change of the node at `path` for `update_nodes`. `absent`: the node probably does not exist, so the first
     attempt does not read it.
     """
 
@@ -266,17 +267,17 @@ class Change(NamedTuple):
     absent: bool = False
 
 
-async def update(
+async def update_node(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """Updates one node like `update_together`."""
-    changes = (Change(path, transform, absent),)
-    return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
+    """Updates one node like `update_nodes`."""
+    changes = (NodeUpdate(path, transform, absent),)
+    return (await update_nodes(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
 
-async def update_together(
-    store: MetadataStore, changes: Sequence[Change], *,
+async def update_nodes(
+    store: MetadataStore, changes: Sequence[NodeUpdate], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
 ) -> list[Versioned | None]:  # fmt: skip
     """Reads the nodes and writes the values that each `transform` returns, all or nothing, with retries. Returns the
@@ -331,7 +332,7 @@ class _GaveUp(Exception):
         self.error = error
 
 
-def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
+def _transformed(changes: Sequence[NodeUpdate], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
     """Returns the bytes to write to each node, None for one that stays as it is; None instead of a list if all stay."""
     values: list[bytes | None] = []
     stay = True
@@ -348,7 +349,7 @@ def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -
 
 
 def _operations(
-    changes: Sequence[Change], found: Sequence[Versioned | None], values: Sequence[bytes | None]
+    changes: Sequence[NodeUpdate], found: Sequence[Versioned | None], values: Sequence[bytes | None]
 ) -> list[Operation]:
     operations: list[Operation] = []
     for change, current, value in zip(changes, found, values, strict=True):
@@ -372,7 +373,7 @@ async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation])
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
-async def create_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
+async def create_if_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
     """Creates these nodes, each of which must be expected to be `ABSENT`, in parts. A node that exists stays as it is.
     May be repeated.
     """
@@ -408,15 +409,15 @@ async def put_record(
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """Updates a record like `update`: `change` returns the new record, or None for no change. Returns the record and
-    its version afterwards.
+    """Updates a record like `update_node`: `change` returns the new record, or None for no change. Returns the record
+    and its version afterwards.
     """
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
         return None if record is None else encode(record, path)
 
-    found = await update(store, path, transform)
+    found = await update_node(store, path, transform)
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
@@ -462,8 +463,8 @@ async def read_cluster_format(store: MetadataStore) -> int:
 
 
 async def settle_cluster_format(store: MetadataStore) -> None:
-    """Called by each process with its sessions, before it writes (metadata/records.py `settle_format`)."""
-    settle_format(await read_cluster_format(store))
+    """Called by each process with its sessions, before it writes (metadata/records.py `set_written_format`)."""
+    set_written_format(await read_cluster_format(store))
 
 
 async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tuple[int, int, list[str]]:
@@ -493,5 +494,5 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
         record = msgspec.structs.replace(decode(current.value, ClusterRecord, paths.CLUSTER), format=CLUSTER_FORMAT)
         return encode(record, paths.CLUSTER, cluster_format=CLUSTER_FORMAT)
 
-    await update(store, paths.CLUSTER, raised)
+    await update_node(store, paths.CLUSTER, raised)
     return before, CLUSTER_FORMAT, []

@@ -46,7 +46,7 @@ from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, 
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
-from .store import ABSENT, Changed
+from .store import ABSENT, NodeChanged
 from .tree_core import Commit, CommitBatch, JobResult, Row, paths_of
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
@@ -413,7 +413,7 @@ class Tree:
             self._update_sum(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
-        return JobResult([], self.revision, [Changed(path, ABSENT, self.revision) for path, *_ in gone])
+        return JobResult([], self.revision, [NodeChanged(path, ABSENT, self.revision) for path, *_ in gone])
 
 
 class AnsweredNote:

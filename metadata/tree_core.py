@@ -17,7 +17,7 @@ import msgspec
 
 from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
 from . import paths
-from .store import ABSENT, ANY, VALUE_BYTES_MAX, Changed, Check, Delete, Operation, Put, WatchReset
+from .store import ABSENT, ANY, VALUE_BYTES_MAX, Check, Delete, NodeChanged, Operation, Put, WatchReset
 
 PATH_BYTES_MAX = 4096
 """Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
@@ -154,7 +154,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
     versions: list[int]
     revision: int
-    changes: list[Changed] = []
+    changes: list[NodeChanged] = []
 
 
 Row = tuple[str, bytes, int, int, str | None]
@@ -200,12 +200,12 @@ class CommitBatch:
             case Delete():
                 if found != ABSENT:
                     nodes[path] = None
-                    done.changes.append(Changed(path, ABSENT, done.revision))
+                    done.changes.append(NodeChanged(path, ABSENT, done.revision))
                 return ABSENT
             case Put():
                 owner = session if operation.ephemeral else None
                 nodes[path] = (path, bytes(operation.value), found + 1, done.revision, owner)
-                done.changes.append(Changed(path, found + 1, done.revision))
+                done.changes.append(NodeChanged(path, found + 1, done.revision))
                 return found + 1
 
 
@@ -239,12 +239,12 @@ class ChangeHistory:
         self.revision = revision
         self.floor = revision
         self._changes_max = changes_max
-        self._changes: deque[Changed] = deque()
+        self._changes: deque[NodeChanged] = deque()
 
     def __len__(self) -> int:
         return len(self._changes)
 
-    def append(self, revision: int, changes: Sequence[Changed]) -> None:
+    def append(self, revision: int, changes: Sequence[NodeChanged]) -> None:
         """Adds the next revision of the tree with all its changes, which may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
@@ -254,13 +254,13 @@ class ChangeHistory:
             while self._changes and self._changes[0].revision == self.floor:
                 self._changes.popleft()
 
-    def changes_since(self, prefix: str, after_revision: int) -> list[Changed] | WatchReset:
+    def changes_since(self, prefix: str, after_revision: int) -> list[NodeChanged] | WatchReset:
         """Returns the changes at or below `prefix` after a revision, up to `self.revision`. Returns a Reset if some of
         them are not kept any more.
         """
         if not self.floor <= after_revision <= self.revision:
             return WatchReset(self.revision)
-        news: list[Changed] = []
+        news: list[NodeChanged] = []
         under = "/" if prefix == "/" else prefix + "/"
         for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
             if change.revision <= after_revision:
@@ -335,7 +335,7 @@ class NodeCache(Generic[N]):
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 
-    def on_changes(self, changes: Sequence[Changed]) -> None:
+    def on_changes(self, changes: Sequence[NodeChanged]) -> None:
         """Removes the changed or deleted nodes from the cache."""
         for change in changes:
             self.discard(change.path)

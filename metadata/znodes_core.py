@@ -71,7 +71,7 @@ def needed_folders(path: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
-def key(znode: str) -> str | None:
+def key_of_znode(znode: str) -> str | None:
     """Returns the key whose value the znode contains; None for a folder. The inverse of `value`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
@@ -143,7 +143,7 @@ class CommitPlan(NamedTuple):
     versions: list[int]  # the answer to the commit
 
 
-def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
+def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
     """Returns the plan of a commit; `found` is what was read of each of its paths. Raises BadVersion if a node has not
     the expected version.
     """

@@ -48,7 +48,7 @@ from ..runtime.network import World
 from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
-from .store import ABSENT, Changed, Operation, Versioned, WatchReset
+from .store import ABSENT, NodeChanged, Operation, Versioned, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_below
 from .zookeeper_connection import (
     Answer,
@@ -126,7 +126,7 @@ class TreeWatch:
         self.attached = False  # to the current connection
         self.calm = True  # no event arrived since it began to attach
         self.versions: dict[str, int] = {}
-        self.queue: deque[Changed | WatchReset] = deque()
+        self.queue: deque[NodeChanged | WatchReset] = deque()
         self.news = asyncio.Event()
 
     def reset(self) -> None:
@@ -144,11 +144,11 @@ class TreeWatch:
             self.versions[path] += 1
         if self.attached:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
-            self._queue_change(Changed(path, version, revision))
+            self._queue_change(NodeChanged(path, version, revision))
 
     def end_reset(self, youngest: int, now: int) -> None:
-        """Ends `reset`: from now on the watch receives every change after revision `now`. `youngest` is the revision of
-        the latest change that was read.
+        """Ends `reset`: from now on the watch receives every change after revision `now`. `find_latest_revision` is the
+        revision of the latest change that was read.
         """
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
@@ -160,7 +160,7 @@ class TreeWatch:
             self.attached, self.seen = False, heard
         self.news.set()
 
-    def _queue_change(self, change: Changed | WatchReset) -> None:
+    def _queue_change(self, change: NodeChanged | WatchReset) -> None:
         self.queue.append(change)
         if len(self.queue) > WATCH_QUEUE_MAX:
             self.queue.clear()
@@ -182,7 +182,7 @@ class Watches:
         """Called for each event, in order with all answers of the connection."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
-        path = znodes.key(event.path[len(self._root) :])
+        path = znodes.key_of_znode(event.path[len(self._root) :])
         if path is None:
             return
         revision = event.zxid if event.zxid > 0 else self._line().zxid
@@ -200,7 +200,7 @@ class Watches:
 
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[Changed | WatchReset]:
+    ) -> AsyncIterator[NodeChanged | WatchReset]:
         """Yields the changes at or below `prefix` after revision `after`, until the caller stops. `ready` is awaited
         before each attempt to attach the watch, and may raise SessionExpired.
         """
@@ -237,7 +237,7 @@ class Watches:
             line = self._line()
             line.sync(self._root)
             await asyncio.gather(*[line.watch(znode) for znode in self._watched(watch.prefix)])
-            youngest = await _VersionReader(line, self._root, watch).youngest()
+            youngest = await _VersionReader(line, self._root, watch).find_latest_revision()
         except ConnectionLost:
             return
         if connection == self._connection:
@@ -254,7 +254,7 @@ class _VersionReader:
         self._youngest = 0
         self._several = asyncio.Semaphore(LOOKED_AT_ONCE)
 
-    async def youngest(self) -> int:
+    async def find_latest_revision(self) -> int:
         prefix = self._watch.prefix
         there = prefix == "/" or await self._value(prefix)
         there &= await self._folder(prefix)
@@ -535,7 +535,7 @@ class ZookeeperStore(SessionStore):
         read.
         """
         try:
-            plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
+            plan = znodes.plan_commit(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
             if fresh:
                 raise
@@ -569,7 +569,7 @@ class ZookeeperStore(SessionStore):
             )  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- watches
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         check_prefix(prefix)
         return self._watches.follow(prefix, after_revision, self._ready)
 

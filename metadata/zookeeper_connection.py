@@ -280,10 +280,10 @@ class _Reply:
         self._fail = fail
 
     def set(self, value: Any) -> None:
-        self._line.on_loop(self._then, Answer(value, self._line.client.last_zxid))
+        self._line.call_on_loop(self._then, Answer(value, self._line.client.last_zxid))
 
     def set_exception(self, error: Exception) -> None:
-        self._line.on_loop(self._fail, error)
+        self._line.call_on_loop(self._fail, error)
 
 
 class ZooKeeperConnection:
@@ -305,7 +305,7 @@ class ZooKeeperConnection:
             auth_data=[("digest", credentials)] if credentials is not None else None,
         )  # fmt: skip
         self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
-        self._connection.on_event = lambda event: self.on_loop(self._heard, event)
+        self._connection.on_event = lambda event: self.call_on_loop(self._heard, event)
         self._connection.clock = clock
         self.client._connection = self._connection
         self._on_state = on_state
@@ -337,14 +337,14 @@ class ZooKeeperConnection:
         """Handles a change of state; runs in kazoo's thread."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
-            self.on_loop(self._on_state, ConnectionState.CONNECTED)
+            self.call_on_loop(self._on_state, ConnectionState.CONNECTED)
         elif state == KazooState.SUSPENDED:
-            self.on_loop(self._on_state, ConnectionState.SUSPENDED)
+            self.call_on_loop(self._on_state, ConnectionState.SUSPENDED)
         else:
             self.client._stopped.set()  # no second session
-            self.on_loop(self._on_state, ConnectionState.LOST)
+            self.call_on_loop(self._on_state, ConnectionState.LOST)
 
-    def on_loop(self, function: Callable[..., None], *args: object) -> None:
+    def call_on_loop(self, function: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *args)
 

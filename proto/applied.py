@@ -1,8 +1,8 @@
 """The policies, each once: its name, its type, what it is where no operator sets it, and what it means.
 
-`Applied` is what is in force for a topic. A level of it (`Policies`, proto/policy_levels.py) has the same fields, each
-of them perhaps None. By which names operators set them: proto/policy_table.py. A new policy is a line here and a row
-there.
+`AppliedPolicies` is what is in force for a topic. A level of it (`Policies`, proto/policy_levels.py) has the same
+fields, each of them perhaps None. By which names operators set them: proto/policy_table.py. A new policy is a line here
+and a row there.
 
 Three defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
 subscriptions after 60 s, with all that was acknowledged to its producers and not read yet); a topic that has no durable
@@ -36,7 +36,7 @@ Limit = Annotated[int, Meta(ge=0)]
 Unlimited = Annotated[int, Meta(ge=-1)]
 
 
-class Applied(msgspec.Struct, frozen=True):
+class AppliedPolicies(msgspec.Struct, frozen=True):
     """Every policy in force for a topic, resolved. Code that decides by a policy must read the value anew each time."""
 
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk

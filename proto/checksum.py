@@ -6,9 +6,9 @@
 
 The bytes of an entry have a checksum by its producer, another one in its ledger, and others in the journal and the
 entry log, each with another head in front. So a large entry is read once at a broker and once at each bookie, to verify
-it, and the other checksums follow by `combine` (JOINED_BYTES_MIN). What is stored then has the checksum of what was
-verified, whatever becomes of the bytes in memory. Microseconds, one core, of 128 KiB in the processor's cache and in
-memory: crc32c 5 and 12 (google-crc32c 25), joined 2. Above 32 KiB crc32c gives the interpreter to other threads.
+it, and the other checksums follow by `combine_checksums` (JOINED_BYTES_MIN). What is stored then has the checksum of
+what was verified, whatever becomes of the bytes in memory. Microseconds, one core, of 128 KiB in the processor's cache
+and in memory: crc32c 5 and 12 (google-crc32c 25), joined 2. Above 32 KiB crc32c gives the interpreter to other threads.
 
 **joined.** CRCs are polynomials over GF(2), modulo P, whose reflected bits are an integer's. `a` followed by n bytes is
 a·x^(8n), and n is split into two digits to the base 4096 so that few powers are needed: 2 multiplications. A product
@@ -100,7 +100,7 @@ JOINED_BYTES_MAX = 1 << 2 * _DIGIT
 """Sizes below which the powers are kept: those of all of them take less than 1 MB."""
 
 
-def combine(first: int, second: int, size: int) -> int:
+def combine_checksums(first: int, second: int, size: int) -> int:
     """Returns the checksum of two adjacent parts: `first` is the checksum of the first part, `second` that of the
     second part, which has `size` bytes."""
     assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
@@ -118,7 +118,7 @@ def combine(first: int, second: int, size: int) -> int:
 # tests/broker/grpc/test_delivery.py, which compares items with protobuf's.
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
     if value < 0x4000:

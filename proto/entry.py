@@ -30,8 +30,9 @@ others is refused.
 none is looked at until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
 
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
-(`broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not match
-its checksum or contradicts itself is CorruptEntry, within these limits of memory. Guard: tests/proto/test_entry.py.
+(`encode_broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not
+match its checksum or contradicts itself is CorruptEntry, within these limits of memory. Guard:
+tests/proto/test_entry.py.
 """
 
 from __future__ import annotations
@@ -178,17 +179,17 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
         payload = compress(metadata.compression, payload)
     if encrypt is not None:
         payload = encrypt(metadata, payload)
-    return client_part(metadata, payload)
+    return encode_client_part(metadata, payload)
 
 
-def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
+def encode_client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
     """Returns the client-part of an entry whose payload, or chunk of a payload, is already compressed and encrypted as
     `metadata` declares."""
-    return client_part_of_bytes(metadata.SerializeToString(), payload)
+    return join_client_part(metadata.SerializeToString(), payload)
 
 
-def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
-    """Returns the client-part like `client_part`, from metadata that is already encoded."""
+def join_client_part(metadata: bytes, payload: bytes) -> bytes:
+    """Returns the client-part like `encode_client_part`, from metadata that is already encoded."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
@@ -198,10 +199,10 @@ def with_schema_version(entry: bytes, version: bytes) -> bytes:
     """Returns a copy of the client-part `entry` that has another version of its topic's schema."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
-    return client_part(header.metadata, entry[header.payload_offset :])
+    return encode_client_part(header.metadata, entry[header.payload_offset :])
 
 
-def broker_part(index: int, timestamp_ms: int) -> bytes:
+def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
     """Returns the broker-part, which precedes the client-part. `index`: that of the entry's last message."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
@@ -211,17 +212,17 @@ def broker_part(index: int, timestamp_ms: int) -> bytes:
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """Returns (index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its
     part."""
-    index, timestamp_ms, start = broker_part_of(entry)
+    index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
-def client_part_of(entry: Buffer) -> memoryview:
+def strip_broker_part(entry: Buffer) -> memoryview:
     """Returns the client-part of a stored entry, with or without a broker-part. Checks and parses nothing else."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
 
-def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
+def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
     """Returns (index of the last message, broker timestamp, offset of the client-part)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
@@ -246,7 +247,7 @@ class StoredHead(NamedTuple):
     payload_offset: int
 
 
-def parse_stored(entry: Buffer) -> StoredHead:
+def parse_stored_head(entry: Buffer) -> StoredHead:
     """Parses the head of a stored entry without verifying its checksum: that was done when it was published, and the
     ledger's own checksum protects the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
@@ -271,7 +272,7 @@ def declared_messages(entry: Buffer) -> int:
     The broker charges so many permits and the consumer returns them (client/core/redelivery.py): both must count the
     same bytes."""
     try:
-        metadata = parse_stored(entry).metadata
+        metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
         return 1
     return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
@@ -281,7 +282,7 @@ def is_intact(entry: Buffer) -> bool:
     """Whether the entry's checksum is right, so that its bytes are those that were published. An intact entry that
     cannot be parsed was malformed when it was published."""
     try:
-        start = broker_part_of(entry)[2]
+        start = parse_broker_part(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
     except (CorruptEntry, _U32_ERROR):
         return False
@@ -293,7 +294,7 @@ def sequence_id_of(entry: Buffer) -> int | None:
     """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it has no
     sequence id."""
     try:
-        metadata = parse_stored(entry).metadata
+        metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
         return None
     return metadata.sequence_id if metadata.HasField("sequence_id") else None
@@ -302,7 +303,7 @@ def sequence_id_of(entry: Buffer) -> int | None:
 def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Parses an entry and checks its checksum. Returns the index of its last message (-1: it has no broker-part), and
     its header."""
-    index, _, start = broker_part_of(entry)
+    index, _, start = parse_broker_part(entry)
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
@@ -320,7 +321,7 @@ def parse_checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -
     """
     metadata: Any
     if start < 0:
-        start = broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
+        start = parse_broker_part(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
     if len(entry) < body:
         raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")
@@ -494,11 +495,11 @@ def distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer)
     if metadata.compression:
         payload, offset = decompress(metadata.compression, payload[offset:], metadata.uncompressed_size), 0
     found: dict[bytes, None] = {}
-    keys_of_items(payload, offset, metadata.num_messages_in_batch, found)
+    collect_item_keys(payload, offset, metadata.num_messages_in_batch, found)
     return list(found)
 
 
-def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
+def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
     """Adds to `found` the keys of the next `count` items of a batch, from the item at `offset`; returns the offset
     after them."""
     heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
@@ -532,7 +533,7 @@ def chunk_uuid(metadata: Any) -> str:
 
 def routing_key(fields: Any) -> bytes | None:
     """Returns the key by which Key_Shared orders the message; None if it has no key. `fields` may have text that was
-    not checked (`parse_stored`)."""
+    not checked (`parse_stored_head`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key

@@ -299,7 +299,7 @@ class NotOwner(Unavailable):
 
 
 class NotEnoughBookies(Unavailable):
-    """Fewer writable bookies than the ensemble needs; fields `wanted`, `available`."""
+    """Fewer writable bookies than the ensemble needs; fields `wanted`, `read_available`."""
 
     code = 42
 

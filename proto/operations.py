@@ -61,7 +61,7 @@ class PermissionPlace(Enum):
     PLACE = "namespace or topic"  # fields `namespace` and `topic`; both empty: the cluster, for super users
 
 
-class Rule(NamedTuple):
+class PermissionRule(NamedTuple):
     """The permission that a request needs, and the field of it that names the place."""
 
     permission: Permission
@@ -70,7 +70,7 @@ class Rule(NamedTuple):
     subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
 
 
-class AskedOf(Enum):
+class AnsweringBroker(Enum):
     """The broker that can answer an operation."""
 
     ANY = "any broker"
@@ -86,7 +86,7 @@ class RequestField(NamedTuple):
     help: str = ""  # of the option
 
 
-class Part(NamedTuple):
+class PathPart(NamedTuple):
     """A name in the path of a route that is a field of the request."""
 
     name: str
@@ -95,7 +95,7 @@ class Part(NamedTuple):
     least: int = 0
 
 
-class Http(NamedTuple):
+class HttpRoute(NamedTuple):
     """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself. {N} and {T}
     are the paths of a namespace and a topic, {S} that of a subscription."""
 
@@ -105,12 +105,12 @@ class Http(NamedTuple):
     busy: int = 409  # the status of what is in use
     answer: str = ""  # how the document calls what is answered; empty: 204
     name: str = ""  # of its handler, in the document; empty: that of the operation
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PathPart, ...] = ()
     fixed: tuple[tuple[str, object], ...] = ()  # fields of the request that the route says
     body: tuple[str, str] = ("", "")  # the field that the body's object of texts is, and how the document calls it
 
 
-class Cli(NamedTuple):
+class CliVerb(NamedTuple):
     """A verb of the command line. In what is printed `{place}` is the topic by its full name, or the namespace or
     tenant, and `{subscription}` what -s names."""
 
@@ -127,53 +127,53 @@ class Operation(NamedTuple, Generic[T]):
     """A row. T is the type of the answer."""
 
     name: str
-    rule: Rule
-    asked_of: AskedOf = AskedOf.ANY
+    rule: PermissionRule
+    asked_of: AnsweringBroker = AnsweringBroker.ANY
     service: str = "Admin"
     of_reply: str = ""  # the field that is the answer; empty: the whole reply, or its first field
     takes: tuple[RequestField, ...] = ()  # fields of the request besides the place
     method: str = ""  # of AdminClient, where that follows from the row
     help: str = ""  # its docstring
-    routes: tuple[Http, ...] = ()
-    cli: Cli | None = None
+    routes: tuple[HttpRoute, ...] = ()
+    cli: CliVerb | None = None
     request: str = ""  # messages of wire.proto, of a row whose rpc wire.proto does not list
     reply: str = ""
 
 
-def of_topic(permission: Permission, field: str = "name", subscription: str = "") -> Rule:
-    return Rule(permission, PermissionPlace.TOPIC, field, subscription)
+def topic_rule(permission: Permission, field: str = "name", subscription: str = "") -> PermissionRule:
+    return PermissionRule(permission, PermissionPlace.TOPIC, field, subscription)
 
 
 # ---------------------------------------------------------------------------------------------------- operations
 
 
 # ------------------------------------------------------------------------------------ what callers need
-OPERATE = Rule(Permission.OPERATE)
-NAMESPACE = Rule(Permission.MANAGE, PermissionPlace.NAMESPACE, "name")
-SHOWN = Rule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace")
-MANAGE = of_topic(Permission.MANAGE)
-LOOKUP = of_topic(Permission.LOOKUP)
-CONSUME = of_topic(Permission.CONSUME, "topic")
-SUBSCRIPTION = of_topic(Permission.CONSUME, "topic", "name")
-OF_TOPIC_FIELD = of_topic(Permission.MANAGE, "topic")
-SCHEMA = of_topic(Permission.LOOKUP, "topic")
-PLACE = Rule(Permission.MANAGE, PermissionPlace.PLACE)
+OPERATE = PermissionRule(Permission.OPERATE)
+NAMESPACE = PermissionRule(Permission.MANAGE, PermissionPlace.NAMESPACE, "name")
+SHOWN = PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace")
+MANAGE = topic_rule(Permission.MANAGE)
+LOOKUP = topic_rule(Permission.LOOKUP)
+CONSUME = topic_rule(Permission.CONSUME, "topic")
+SUBSCRIPTION = topic_rule(Permission.CONSUME, "topic", "name")
+OF_TOPIC_FIELD = topic_rule(Permission.MANAGE, "topic")
+SCHEMA = topic_rule(Permission.LOOKUP, "topic")
+PLACE = PermissionRule(Permission.MANAGE, PermissionPlace.PLACE)
 
 
-def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
+def _topic(name: str, rule: PermissionRule, **faces: Any) -> Operation[Any]:
     """One that the topic's owner answers."""
-    return Operation(name, rule, AskedOf.OWNER, **faces)
+    return Operation(name, rule, AnsweringBroker.OWNER, **faces)
 
 
 # ------------------------------------------------------------------------------------ tenants
 LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
-    "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Returns the names of the tenants, sorted.",
-    routes=(Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),),
-    cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
+    "ListTenants", PermissionRule(Permission.SHOWN), method="tenants", help="Returns the names of the tenants, sorted.",
+    routes=(HttpRoute("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),),
+    cli=CliVerb("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation(
-    "GetTenant", Rule(Permission.MANAGE, PermissionPlace.TENANT, "name"), method="tenant",
+    "GetTenant", PermissionRule(Permission.MANAGE, PermissionPlace.TENANT, "name"), method="tenant",
     help="Returns the settings of a tenant. Raises TenantNotFound.",
 )  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
@@ -181,8 +181,8 @@ DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
-    "ListNamespaces", Rule(Permission.MANAGE, PermissionPlace.TENANT, "name"),
-    routes=(Http(
+    "ListNamespaces", PermissionRule(Permission.MANAGE, PermissionPlace.TENANT, "name"),
+    routes=(HttpRoute(
         "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
     ),),
 )  # fmt: skip
@@ -194,30 +194,32 @@ UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
     "DeleteNamespace", NAMESPACE, takes=(RequestField("force", bool, "Delete its topics too."),),
     method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
-    routes=(Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
+    routes=(HttpRoute("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
 )  # fmt: skip
 UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, routes=(
-    Http("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
-    Http("PUT", "{N}/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.",
-         name="unload_bundle", parts=(Part("bundle", "bundle"),)),
+    HttpRoute("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
+    HttpRoute("PUT", "{N}/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.",
+         name="unload_bundle", parts=(PathPart("bundle", "bundle"),)),
 ))  # fmt: skip
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
 CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(
-    Http("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",
-         parts=(Part("role", "revoke"),)),
-    Http("DELETE", "{T}/permissions/{role}", "Revokes what a role was granted on the topic.", name="revoke_on_topic",
-         parts=(Part("role", "revoke"),)),
+    HttpRoute("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",
+         parts=(PathPart("role", "revoke"),)),
+    HttpRoute("DELETE", "{T}/permissions/{role}", "Revokes what a role was granted on the topic.",
+    name="revoke_on_topic",
+         parts=(PathPart("role", "revoke"),)),
 ))  # fmt: skip
 GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE)
 CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE)
 GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE, routes=(
-    Http("GET", "{N}/properties", "What users noted of the namespace.", answer="{key: value}", name="properties"),
-    Http("GET", "{T}/properties", "What users noted of the topic.", answer="{key: value}", name="properties"),
+    HttpRoute("GET", "{N}/properties", "What users noted of the namespace.", answer="{key: value}", name="properties"),
+    HttpRoute("GET", "{T}/properties", "What users noted of the topic.", answer="{key: value}", name="properties"),
 ))  # fmt: skip
 CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes=(
-    Http("PUT", "{N}/properties", "These are noted; others stay.", name="set_properties", body=("set", "{key: value}")),
-    Http("DELETE", "{N}/properties", "None is left.", name="clear_properties", fixed=(("clear", True),)),
-    Http("PUT", "{T}/properties", "These are noted; others stay.", name="update_properties",
+    HttpRoute("PUT", "{N}/properties", "These are noted; others stay.", name="set_properties", body=("set",
+    "{key: value}")),
+    HttpRoute("DELETE", "{N}/properties", "None is left.", name="clear_properties", fixed=(("clear", True),)),
+    HttpRoute("PUT", "{T}/properties", "These are noted; others stay.", name="update_properties",
          body=("set", "{key: value}")),
 ))  # fmt: skip
 
@@ -234,7 +236,7 @@ CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
 PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", of_reply="partitions")
 LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", of_reply="owner")
 OFFSETS: Operation[values.TopicOffsets] = _topic(
-    "Offsets", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+    "Offsets", topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
 TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
 NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
@@ -245,8 +247,8 @@ TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
 UNLOAD_TOPIC: Operation[None] = _topic(
     "UnloadTopic", MANAGE, method="unload_topic",
     help="Unloads a topic: its owner closes it, and the next use opens it again.",
-    routes=(Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
-    cli=Cli(
+    routes=(HttpRoute("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
+    cli=CliVerb(
         "topics unload", "Let its broker give it up; the next user makes it load again.",
         "Let the owner close a topic; its next user makes a broker open it.", "orders", "topic {place} unloaded",
     ),
@@ -254,8 +256,9 @@ UNLOAD_TOPIC: Operation[None] = _topic(
 TRIM_TOPIC: Operation[None] = _topic(
     "TrimTopic", MANAGE, method="trim_topic",
     help="Deletes the ledgers that no subscription and no retention needs, now.",
-    routes=(Http("POST", "/trim", "Deletes what every subscription has acknowledged and retention does not keep."),),
-    cli=Cli(
+    routes=(HttpRoute("POST", "/trim",
+    "Deletes what every subscription has acknowledged and retention does not keep."),),
+    cli=CliVerb(
         "topics trim", "Delete ledgers that everybody has acknowledged, now.",
         "Delete the ledgers that no subscription and no retention needs, now rather than at the next round.", "orders",
         "topic {place} trimmed",
@@ -264,8 +267,8 @@ TRIM_TOPIC: Operation[None] = _topic(
 TRUNCATE_TOPIC: Operation[None] = _topic(
     "TruncateTopic", MANAGE, method="truncate_topic",
     help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
-    routes=(Http("DELETE", "/truncate", "Deletes its messages."),),
-    cli=Cli(
+    routes=(HttpRoute("DELETE", "/truncate", "Deletes its messages."),),
+    cli=CliVerb(
         "topics truncate", "Acknowledge everything and delete all that is not written to.",
         "Acknowledge everything for every subscription, and delete all ledgers but the one that is written.", "orders",
         "topic {place} truncated", "Delete all messages of {place}",
@@ -275,8 +278,8 @@ SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
 TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
 COMPACT: Operation[None] = _topic(
     "Compact", MANAGE, method="compact", help="Starts a compaction. Busy: one is running.",
-    routes=(Http("PUT", "/compaction", "Starts a compaction."),),
-    cli=Cli(
+    routes=(HttpRoute("PUT", "/compaction", "Starts a compaction."),),
+    cli=CliVerb(
         "topics compact", "Keep the latest message of each key, for who reads compacted.",
         "Start to compact a topic: of each key its latest message is kept for consumers that read compacted.", "prices",
         "topic {place} is being compacted; see compaction-status",
@@ -286,7 +289,7 @@ COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
     "CompactionStatus", MANAGE, method="compaction_status",
     help="Returns the last compaction of one partition, and the compacted ledger that is read now.",
 )  # fmt: skip
-LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", of_topic(Permission.CONSUME))
+LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", topic_rule(Permission.CONSUME))
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
 BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
 GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
@@ -294,10 +297,10 @@ EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 
 # ------------------------------------------------------------------------------------ subscriptions
 LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
-    "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
+    "ListSubscriptions", topic_rule(Permission.CONSUME), method="subscriptions",
     help="Returns the names of the durable subscriptions, sorted.",
-    routes=(Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),),
-    cli=Cli(
+    routes=(HttpRoute("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),),
+    cli=CliVerb(
         "subscriptions list", "Subscriptions of a topic.", "Subscriptions of a topic.", "orders",
         empty="no subscriptions of {place}",
     ),
@@ -306,11 +309,11 @@ CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
     "DeleteSubscription", SUBSCRIPTION, takes=(RequestField("force", bool, "Although consumers are connected."),),
     method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
-    routes=(Http(
+    routes=(HttpRoute(
         "DELETE", "/subscription/{subscription}",
         "Deletes the subscription; with `force` its consumers are disconnected.", busy=412,
     ),),
-    cli=Cli(
+    cli=CliVerb(
         "subscriptions delete", "Delete a subscription.", "Delete a subscription: nothing is kept for it any more.",
         "orders -s billing", "subscription {subscription} of {place} deleted",
         "Delete subscription {subscription} of {place}",
@@ -321,32 +324,33 @@ GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
     help="The properties, name to value.",
 )  # fmt: skip
 SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION, routes=(
-    Http("PUT", "{S}/properties", "These properties and no others.", name="set_properties",
+    HttpRoute("PUT", "{S}/properties", "These properties and no others.", name="set_properties",
          body=("properties", "{name: value}")),
-    Http("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
+    HttpRoute("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
 ))  # fmt: skip
 RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, routes=(
-    Http("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
-         name="reset_to_time", parts=(Part("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
+    HttpRoute("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
+         name="reset_to_time", parts=(PathPart("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
 ))  # fmt: skip
 ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
-    "AdvanceSubscription", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+    "AdvanceSubscription", topic_rule(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
 SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION, routes=(
-    Http("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
+    HttpRoute("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
          fixed=(("messages", -1),)),
 ))  # fmt: skip
-_AGE = (Part("seconds", "older_than_s", "the age in seconds", 1),)
+_AGE = (PathPart("seconds", "older_than_s", "the age in seconds", 1),)
 EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION, routes=(
-    Http("POST", "{S}/expireMessages/{seconds}", "What is older counts as acknowledged.", name="expire", parts=_AGE),
-    Http("POST", "{T}/all_subscription/expireMessages/{seconds}", "The same of every subscription.",
+    HttpRoute("POST", "{S}/expireMessages/{seconds}", "What is older counts as acknowledged.", name="expire",
+    parts=_AGE),
+    HttpRoute("POST", "{T}/all_subscription/expireMessages/{seconds}", "The same of every subscription.",
          name="expire_all", parts=_AGE),
 ))  # fmt: skip
 PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
 ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
     "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
     help="Counts the backlog of one partition message by message.",
-    cli=Cli(
+    cli=CliVerb(
         "topics analyze-backlog", "What a subscription has left, exactly.",
         "What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.",
         "orders -s billing",
@@ -359,42 +363,43 @@ LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation(
     "ListSchemas", LOOKUP, method="schemas",
     help="The versions that are not deleted, in their order. SchemaNotFound: there is none.",
 )  # fmt: skip
-PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), of_reply="version")
+PUT_SCHEMA: Operation[int] = Operation("PutSchema", topic_rule(Permission.PRODUCE, "topic"), of_reply="version")
 FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
 TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
 DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, of_reply="version")
 
 # ------------------------------------------------------------------------------------ transactions
 LIST_TRANSACTIONS: Operation[values.CoordinatorTransactions] = Operation(
-    "ListTransactions", OPERATE, AskedOf.COORDINATOR
+    "ListTransactions", OPERATE, AnsweringBroker.COORDINATOR
 )
 ABORT_TRANSACTION: Operation[TxnState] = Operation(
-    "AbortTransaction", OPERATE, AskedOf.COORDINATOR, of_reply="state"
+    "AbortTransaction", OPERATE, AnsweringBroker.COORDINATOR, of_reply="state"
 )
-DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AskedOf.COORDINATOR)
-LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AskedOf.COORDINATOR)
+DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AnsweringBroker.COORDINATOR)
+LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AnsweringBroker.COORDINATOR)
 _HALF = "/admin/v3/transactions/halves/{most}/{least}"
-CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AskedOf.COORDINATOR, routes=(
-    Http("POST", _HALF + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.",
+CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AnsweringBroker.COORDINATOR, routes=(
+    HttpRoute("POST", _HALF + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.",
          name="park", fixed=(("verb", "PARK"),)),
-    Http("POST", _HALF + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.",
+    HttpRoute("POST", _HALF + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.",
          name="revive", fixed=(("verb", "REVIVE"),)),
-    Http("POST", _HALF + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.",
+    HttpRoute("POST", _HALF + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.",
          name="commit", fixed=(("verb", "COMMIT"),)),
-    Http("POST", _HALF + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.",
+    HttpRoute("POST", _HALF + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.",
          name="rollback", fixed=(("verb", "ROLLBACK"),)),
 ))  # fmt: skip
 TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", OF_TOPIC_FIELD)
 
 # ------------------------------------------------------------------------------------ the cluster
 LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
-_BROKER = (Part("broker", "name"),)
+_BROKER = (PathPart("broker", "name"),)
 DRAIN_BROKER: Operation[None] = Operation("DrainBroker", OPERATE, routes=(
-    Http("PUT", "/admin/v3/brokers/{broker}/drain", "It gives what it owns to others until that is ended, also after a"
+    HttpRoute("PUT", "/admin/v3/brokers/{broker}/drain",
+    "It gives what it owns to others until that is ended, also after a"
          " restart.", parts=_BROKER),
 ))  # fmt: skip
 UNDRAIN_BROKER: Operation[None] = Operation("UndrainBroker", OPERATE, routes=(
-    Http("DELETE", "/admin/v3/brokers/{broker}/drain", "It gets bundles again.", parts=_BROKER),
+    HttpRoute("DELETE", "/admin/v3/brokers/{broker}/drain", "It gets bundles again.", parts=_BROKER),
 ))  # fmt: skip
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
     "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
@@ -405,7 +410,7 @@ _HERE = RequestField("here", bool, "Of the broker that is asked alone.")
 BROKER_SUMMARIES: Operation[values.ClusterSummary] = Operation(
     "BrokerSummaries", OPERATE, takes=(_HERE,), method="broker_summaries",
     help="Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone.",
-    routes=(Http("GET", "/admin/v3/brokers/summaries", "Sums of all brokers, and their largest topics.",
+    routes=(HttpRoute("GET", "/admin/v3/brokers/summaries", "Sums of all brokers, and their largest topics.",
                  answer="ClusterSummary"),),
 )  # fmt: skip
 TOPIC_PAGE: Operation[values.TopicPage] = Operation(
@@ -417,17 +422,17 @@ TOPIC_PAGE: Operation[values.TopicPage] = Operation(
         _HERE,
     ),
     help="Returns a page of the loaded topics of all brokers. `sort`: a field of its rows, or name.",
-    routes=(Http("GET", "/admin/v3/topics", "A page of the loaded topics of all brokers.", answer="TopicPage"),),
+    routes=(HttpRoute("GET", "/admin/v3/topics", "A page of the loaded topics of all brokers.", answer="TopicPage"),),
 )  # fmt: skip
 WHY_STUCK: Operation[values.WhyStuck] = _topic(
     "WhyStuck", SUBSCRIPTION, method="why_stuck",
     help="Returns why a subscription of one partition does not get on, and what would end that, as sentences.",
-    routes=(Http("GET", "{S}/why", "Why the subscription does not get on.", answer="WhyStuck", name="why_stuck"),),
+    routes=(HttpRoute("GET", "{S}/why", "Why the subscription does not get on.", answer="WhyStuck", name="why_stuck"),),
 )  # fmt: skip
 WHY_KEPT: Operation[values.WhyKept] = _topic(
     "WhyKept", LOOKUP, method="why_kept",
     help="Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction.",
-    routes=(Http("GET", "/why-kept", "What keeps each ledger.", answer="WhyKept"),),
+    routes=(HttpRoute("GET", "/why-kept", "What keeps each ledger.", answer="WhyKept"),),
 )  # fmt: skip
 DESCRIBE_BROKER: Operation[values.BrokerDescription] = Operation(
     "DescribeBroker", OPERATE, method="describe_broker",

@@ -62,7 +62,7 @@ def merge_policies(below: Policies, above: Policies) -> Policies:
     return msgspec.structs.replace(below, **given)
 
 
-def completed(policies: Policies) -> Policies:
+def complete_retention(policies: Policies) -> Policies:
     """Returns the policies with both parts of retention set: if only the time is given, the size is unlimited, and vice
     versa."""
     found = policies

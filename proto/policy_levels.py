@@ -1,4 +1,4 @@
-"""What is set at one level, a namespace or a topic: each field of `Applied`, or None, which is inherited.
+"""What is set at one level, a namespace or a topic: each field of `AppliedPolicies`, or None, which is inherited.
 
 Type checkers and editors see policy_levels.pyi, which `python -m tests.stubs` writes.
 """
@@ -9,11 +9,11 @@ from typing import get_type_hints
 
 from msgspec import defstruct
 
-from .applied import Applied
+from .applied import AppliedPolicies
 
-_KINDS = get_type_hints(Applied)
+_KINDS = get_type_hints(AppliedPolicies)
 Policies = defstruct(
-    "Policies", [(name, _KINDS[name] | None, None) for name in Applied.__struct_fields__],
+    "Policies", [(name, _KINDS[name] | None, None) for name in AppliedPolicies.__struct_fields__],
     module="magnetar.proto.policies", frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False,
 )  # fmt: skip
 Policies.__doc__ = "The policies of one level; a field that is None is inherited."

@@ -50,7 +50,7 @@ class Policy(NamedTuple):
     levels: tuple[str, ...] = (NAMESPACES, TOPICS)  # that the command line offers
     rest: Rest | None = None
 
-    def spelt(self, level: str) -> str:
+    def name_at(self, level: str) -> str:
         return self.of_namespaces if level == NAMESPACES and self.of_namespaces else self.name
 
 

@@ -124,7 +124,7 @@ def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, A
     }
 
 
-def in_seconds(form: Mapping[str, Any]) -> dict[str, Any]:
+def table_row(form: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the JSON `form` as a row of a table for the command line: times in seconds, lists as text, names as on
     the command line."""
     return {

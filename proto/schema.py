@@ -2,7 +2,7 @@
 
 The numbers of `SchemaType` are those of Pulsar's wire; its names are those of pulsar-admin. A definition (`data`) is
 text of JSON for JSON, AVRO, PROTOBUF (an Avro record) and PROTOBUF_NATIVE (a set of descriptors), two definitions for
-KEY_VALUE (`pair_of`), and empty for all others. The rules of what is accepted: broker/cluster/schema_core.py.
+KEY_VALUE (`split_key_value`), and empty for all others. The rules of what is accepted: broker/cluster/schema_core.py.
 
 A version is a number from 0 on; on the wire and in an entry it is 8 bytes, big-endian, as Pulsar's.
 """
@@ -95,7 +95,7 @@ class SchemaVersion:
     deleted: bool = False  # it decodes what was written with it, and counts for nothing else
 
 
-class Pair(NamedTuple):
+class KeyValuePair(NamedTuple):
     """The two schemas of a KEY_VALUE schema: of the key and of the value."""
 
     key: SchemaInfo
@@ -119,7 +119,7 @@ BYTES_VERSION = b"\xff" * 8
 when it reads."""
 
 
-def version_bytes(version: int | None) -> bytes:
+def encode_version(version: int | None) -> bytes:
     """Encodes a version; None, no version, becomes empty bytes."""
     return b"" if version is None else _VERSION.pack(version)
 
@@ -130,13 +130,13 @@ def decode_version(data: bytes) -> int | None:
 
 
 # ------------------------------------------------------------------ KEY_VALUE
-def pair_of(info: SchemaInfo) -> Pair:
+def split_key_value(info: SchemaInfo) -> KeyValuePair:
     """Returns the schemas of key and value of the KEY_VALUE schema `info`. Raises InvalidSchema."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
     if end != len(info.data):
         raise InvalidSchema(f"{len(info.data) - end} bytes follow the two definitions of KEY_VALUE")
-    return Pair(*(
+    return KeyValuePair(*(
         SchemaInfo(
             type=parse_type(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
             name=info.properties.get(f"{half}.schema.name", ""), properties=_properties(info, half),
@@ -165,7 +165,7 @@ def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
     return found
 
 
-def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
+def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
     """Returns the KEY_VALUE schema of two schemas. `separated`: the key is the key of the message, not a part of the
     payload.
     """
@@ -183,7 +183,7 @@ def definition_text(info: SchemaInfo) -> str:
     """Returns the definition as text; that of a KEY_VALUE schema as JSON with `key` and `value`, as in pulsar-admin."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
-    halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}
+    halves = {half: _told(each.data) for half, each in zip(("key", "value"), split_key_value(info), strict=True)}
     return json.dumps(halves)
 
 
@@ -194,7 +194,7 @@ def _told(data: bytes) -> object:
         return data.decode(errors="replace")
 
 
-def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
+def parse_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
     """Returns the schema for its parts as `definition_text` returns them and operators write them: {"type": …,
     "schema": text, "properties": …}. Raises InvalidSchema.
     """

@@ -304,7 +304,7 @@ class TxnId(NamedTuple):
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod
-    def checked(cls, most: int, least: int) -> TxnId:
+    def from_numbers(cls, most: int, least: int) -> TxnId:
         """Returns the id with these two numbers. Raises InvalidRequest if they cannot be an id of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
@@ -316,7 +316,7 @@ class TxnId(NamedTuple):
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
-        return cls.checked(int(found[1]), int(found[2]))
+        return cls.from_numbers(int(found[1]), int(found[2]))
 
     @property
     def coordinator(self) -> int:

@@ -86,7 +86,9 @@ def _plain(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------ from messages
-def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None) -> Any:
+def value_of_reply(
+    kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
+) -> Any:
     """Converts a reply to a value of type `kind`. `made`: functions that make the caller's own types from their
     messages."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
@@ -133,7 +135,7 @@ def _value(kind: Any, found: Any) -> Any:
 @cache
 def _shape_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
     """Returns (name, type, whether its message may be absent) of each field of a dataclass, in their order."""
-    return tuple((name, hint, _is_optional(hint)) for name, hint in hints_of(kind))
+    return tuple((name, hint, _is_optional(hint)) for name, hint in field_types(kind))
 
 
 def _is_optional(hint: Any) -> bool:
@@ -142,7 +144,7 @@ def _is_optional(hint: Any) -> bool:
 
 
 @cache
-def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
+def field_types(kind: type) -> tuple[tuple[str, Any], ...]:
     """Returns (name, type) of each field of a dataclass."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))

@@ -74,7 +74,7 @@ def is_compiled() -> bool:
     return found is not None and not str(found.origin).endswith(".py")
 
 
-def build() -> str:
+def build_kind() -> str:
     return "compiled" if is_compiled() else "pure Python"
 
 
@@ -84,4 +84,4 @@ def version_text() -> str:
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)
 
-    return f"magnetar {PRODUCT} ({build()})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"
+    return f"magnetar {PRODUCT} ({build_kind()})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"

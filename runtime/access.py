@@ -102,7 +102,7 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallerLimits:
     """How much of the process the callers of a listener may use."""
 
     connections: int = 10_000  # in all; further ones are refused
@@ -118,7 +118,7 @@ class ListenerAccess:
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
-    limits: Limits = Limits()
+    limits: CallerLimits = CallerLimits()
     memory: CallerMemory = field(default_factory=CallerMemory)
 
 

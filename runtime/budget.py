@@ -51,15 +51,15 @@ class ArrivingMemory:
         self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
         self._timer: asyncio.TimerHandle | None = None
 
-    def open_window(self, wanted: int) -> int:
+    def reserve_window(self, wanted: int) -> int:
         """Returns the size of the receive window for a new stream, at most `wanted`. It stays reserved until
-        `close_window`.
+        `release_window`.
         """
         size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
 
-    def close_window(self, size: int) -> None:
+    def release_window(self, size: int) -> None:
         self.windows -= size
 
     def admit(self, message: LongMessage, size: int) -> bool:
@@ -80,7 +80,7 @@ class ArrivingMemory:
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
-    def on_read(self, message: LongMessage) -> None:
+    def on_messages_read(self, message: LongMessage) -> None:
         """Called when the service has read all messages that arrived in full on this stream: frees their memory."""
         size = self._whole.pop(message, 0)
         if size:

@@ -153,7 +153,7 @@ class Child:
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
-    async def ask_others(self) -> OtherProcesses:
+    async def ask_metrics_of_others(self) -> OtherProcesses:
         """Asks the other processes for their metrics; returns those that have arrived within OTHERS_S."""
         async with self._asking:
             self._last += 1

@@ -59,7 +59,7 @@ class Descriptors:
         self._spares: list[int] = []
         self._lock = threading.Lock()
         self._pid = 0
-        self.limit = soft_limit()
+        self.limit = soft_files_limit()
 
     @property
     def connections_max(self) -> int:
@@ -69,15 +69,15 @@ class Descriptors:
         """Raises the process's limit and opens the spare descriptors. In a forked process, drops the state of the
         parent first.
         """
-        self.limit = raise_limit()
+        self.limit = raise_files_limit()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
                 os.close(each)
             self._pid, self._spares, self.connections = os.getpid(), [], 0
-        self.refill()
+        self.open_missing_spares()
         return DescriptorLimits(self.limit, self.connections_max)
 
-    def refill(self) -> None:
+    def open_missing_spares(self) -> None:
         """Opens the missing spare descriptors, as far as descriptors are free."""
         with self._lock, contextlib.suppress(OSError):
             while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
@@ -116,7 +116,7 @@ class Descriptors:
 
     def _recover(self) -> None:
         """Opens the lent spares again; they count as lent until all of them are open."""
-        self.refill()
+        self.open_missing_spares()
         with self._lock:
             if len(self._spares) >= min(SPARES, self.limit // 8):
                 self.lent = 0
@@ -135,13 +135,13 @@ class Descriptors:
         self.connections -= 1
 
 
-def soft_limit() -> int:
+def soft_files_limit() -> int:
     if resource is None:
         return FILES_MAX
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def raise_limit() -> int:
+def raise_files_limit() -> int:
     """Raises the soft limit to the hard limit, but at most to FILES_MAX; returns the resulting limit."""
     if resource is None:
         return FILES_MAX
@@ -150,7 +150,7 @@ def raise_limit() -> int:
     if _bounded(soft) < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own below its hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return soft_limit()
+    return soft_files_limit()
 
 
 def _bounded(limit: int) -> int:

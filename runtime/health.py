@@ -61,7 +61,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begins to beat in the running event loop, until that is closed."""
-        self._watched = is_watched()
+        self._watched = has_systemd_watchdog()
         self._beat(asyncio.get_running_loop(), _now())
 
     def _beat(self, loop: asyncio.AbstractEventLoop, planned: float) -> None:
@@ -244,7 +244,7 @@ def _response(method: str, status: str, kind: str, text: str) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------- systemd
-def is_watched() -> bool:
+def has_systemd_watchdog() -> bool:
     """Returns whether systemd waits for beats of this process (WatchdogSec=)."""
     own = str(os.getpid())
     return bool(os.environ.get("WATCHDOG_USEC")) and os.environ.get("WATCHDOG_PID", own) == own

@@ -1,8 +1,9 @@
 """Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
 
-`configure` is called at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in `extra`,
-as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has members.
-A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
+`configure_logging` is called at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in
+`extra`, as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has
+members. A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the
+traceback.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ AUDIT = "magnetar.audit"
 LEVELS = ("debug", "info", "warning", "error")
 
 _configured = "info"
-"""The level of `configure`, which `set_level` goes back to."""
+"""The level of `configure_logging`, which `set_level` goes back to."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(
+def configure_logging(
     format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
     """Sends all logs of the process to `stream` (default: stderr), and replaces an earlier configuration. `process` is
@@ -42,7 +43,7 @@ def configure(
         allowed = ", ".join(LEVELS)
         raise InvalidConfiguration(f"log level {level!r} is unknown; allowed: {allowed}", setting="log_level")
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(process) if format == "json" else TextLines(process))
+    handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -54,15 +55,16 @@ def configure(
 
 
 def set_level(level: str | None) -> None:
-    """Changes the level of the process while it runs; None: to that of `configure`. The audit log has no level."""
+    """Changes the level of the process while it runs; None: to that of `configure_logging`. The audit log has no
+    level."""
     logging.getLogger().setLevel((level or _configured).upper())
 
 
-def level_in_force() -> str:
+def current_level() -> str:
     return logging.getLevelName(logging.getLogger().level).lower()
 
 
-def audit_to(path: str) -> None:
+def open_audit_log(path: str) -> None:
     """Writes the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, creates it again.
     Raises InvalidConfiguration.
     """
@@ -95,7 +97,7 @@ def logged_facts(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """Formats each log record as one line of text, with its facts at the end."""
 
     def __init__(self, process: str = "") -> None:
@@ -107,7 +109,7 @@ class TextLines(logging.Formatter):
         return " ".join([line, *(f"{name}={value}" for name, value in logged_facts(record).items())])
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats each log record as one JSON object."""
 
     def __init__(self, process: str = "") -> None:

@@ -71,7 +71,7 @@ def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
-def plan(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
+def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
     """Divides `budget` among the shares. `given` are the values that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:

@@ -1,4 +1,4 @@
-"""Metrics: plain numbers while the process works, one `Page` of Prometheus text per request.
+"""Metrics: plain numbers while the process works, one `MetricsPage` of Prometheus text per request.
 
     self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
@@ -8,8 +8,8 @@
 Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
 exist, so a deleted topic is not on it. Names begin with `magnetar_`, counters end in
 `_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `foreign` and
-`foreign_summary` take other names, for the dashboards of another system. Only `Page` imports prometheus-client.
-Guarding test: tests/runtime/test_metrics.py.
+`add_foreign_summary` take other names, for the dashboards of another system. Only `MetricsPage` imports
+prometheus-client. Guarding test: tests/runtime/test_metrics.py.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ class Series:
             yield (text if first else self._head + text).encode()
 
 
-class Page:
-    """The metrics at one moment, as a Collector of prometheus-client, and the `series` of metrics with very many label
-    values.
+class MetricsPage:
+    """The metrics at one moment, as a Collector of prometheus-client, and the `add_series` of metrics with very many
+    label values.
 
     `shown` has every number and histogram of the page, by name and labels, for a caller that exports it a second time
     under another name.
@@ -201,7 +201,7 @@ class Page:
         self.process = ""  # which of a server's processes this page is of; "": it is the only one
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
-    def series(self, name: str, kind: str, help: str, *, ours: bool = True) -> Series:
+    def add_series(self, name: str, kind: str, help: str, *, ours: bool = True) -> Series:
         """Adds and returns a counter or gauge with very many label values, whose lines the caller must add; they are
         not in `shown`. `ours` False: its name is another system's, and `kind` "untyped".
         """
@@ -209,7 +209,7 @@ class Page:
         self._series.append(made)
         return made
 
-    def show(self, other: Page) -> None:
+    def show(self, other: MetricsPage) -> None:
         """Makes this page, which is empty, show what `other` shows."""
         assert not self.shown, "the page is empty"
         self._families, self.shown, self._series = other._families, other.shown, other._series
@@ -252,7 +252,7 @@ class Page:
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
 
-    def foreign_summary(
+    def add_foreign_summary(
         self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
     ) -> None:
         """Adds a summary under the name that another system (Pulsar) gives it: quantiles, count and sum."""

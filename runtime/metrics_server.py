@@ -27,7 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..proto.errors import Busy
-from .metrics import Page, escape_label
+from .metrics import MetricsPage, escape_label
 from .network import Endpoint
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ CONNECTIONS_MAX = 16
 """Most connections: each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no
 scraper out."""
 
-Measure = Callable[[Page], Awaitable[None]]
+Measure = Callable[[MetricsPage], Awaitable[None]]
 
 
 class _Parts:
@@ -102,15 +102,15 @@ class _Parts:
         self._loop = loop
         self._measure = measure
 
-    def page(self) -> Page:
+    def page(self) -> MetricsPage:
         asking = asyncio.run_coroutine_threadsafe(self._page(), self._loop)
         try:
             return asking.result(MEASURE_TIMEOUT_S)
         finally:
             asking.cancel()
 
-    async def _page(self) -> Page:
-        page = Page()
+    async def _page(self) -> MetricsPage:
+        page = MetricsPage()
         await self._measure(page)
         return page
 
@@ -125,7 +125,7 @@ def _process() -> CollectorRegistry:
     return found
 
 
-def as_text(page: Page) -> Iterator[bytes]:
+def as_text(page: MetricsPage) -> Iterator[bytes]:
     """Yields the page in Prometheus' text format: the metrics of the process itself, those of its parts, then those of
     the other processes.
     """
@@ -135,7 +135,7 @@ def as_text(page: Page) -> Iterator[bytes]:
         yield from _own(page)
 
 
-def _own(page: Page) -> Iterator[bytes]:
+def _own(page: MetricsPage) -> Iterator[bytes]:
     from prometheus_client import CollectorRegistry, generate_latest
 
     once = CollectorRegistry(auto_describe=False)

@@ -34,7 +34,7 @@ from ..proto.names import parse_number
 from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
 from .clock import Clock
 from .files import Buffer, Files
-from .peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
+from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from .threads import Workers
 
 MESSAGE_BYTES_MAX = 16 << 20
@@ -152,7 +152,7 @@ class Stream(Protocol[Out, In]):
     @property
     def queued_bytes(self) -> int: ...
     @property
-    def left_bytes(self) -> int:
+    def sent_bytes(self) -> int:
         """Returns how many bytes have left the queue since the stream began. The sum with `queued_bytes` is the offset
         of the next item.
         """
@@ -268,7 +268,7 @@ class Reply(NamedTuple):
     frames: Sequence[Buffer]
 
 
-class Asker(Protocol):
+class AnswerListener(Protocol):
     """The sender of a request to a peer (`Peer.post`). Exactly one of its methods is called, once, with the outcome;
     neither may raise.
     """
@@ -277,7 +277,7 @@ class Asker(Protocol):
     def on_failed(self, error: BaseException) -> None: ...
 
 
-def notify_asker(asker: Asker, answer: Future[Reply]) -> None:
+def notify_on_answer(asker: AnswerListener, answer: Future[Reply]) -> None:
     """Calls the asker with the outcome of a request that was made with `Peer.request`."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
@@ -303,7 +303,7 @@ class Peer(Protocol):
         ...
 
     def post(
-        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         """Sends like `request`, without a future: the asker is called in the turn in which the answer arrives. Returns
         an error if the request was not accepted: then nothing was sent, and the asker is not called.
@@ -415,12 +415,12 @@ class Network(Protocol):
         ...
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         """Serves peers; without `access` the connections are not encrypted. Raises Busy if the port is taken."""
         ...
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer: ...
 
     def new_keys(self) -> KeyPair:
         """Returns new keys for the peer connections of this process."""

@@ -1,6 +1,6 @@
 """Several processes as one server: a parent that forks them, starts them again, and ends with them.
 
-    parent = Parent([[Spec("storage", run_storage)], [Spec("broker-1", run_broker)]], on_serve)
+    parent = Parent([[ProcessSpec("storage", run_storage)], [ProcessSpec("broker-1", run_broker)]], on_serve)
     code = parent.run()                     `run_storage(child)` runs in the process, and returns its exit code
 
 The parent has imported everything, so its processes share those pages. It has no event loop and no thread: a process
@@ -36,9 +36,9 @@ from typing import NamedTuple
 
 from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
-from .health import BEAT_S, is_watched, notify_systemd
+from .health import BEAT_S, has_systemd_watchdog, notify_systemd
 from .process import tune_memory
-from .schedule_core import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
+from .schedule_core import Effect, Exit, Fork, Kill, ProcessSchedule, ReportServing, Terminate
 
 _LOG = logging.getLogger("magnetar.parent")
 
@@ -49,7 +49,7 @@ READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-class Spec(NamedTuple):
+class ProcessSpec(NamedTuple):
     """A process of a server: `work` runs in it and returns its exit code."""
 
     name: str
@@ -69,9 +69,9 @@ class Parent:
     """Starts the processes of one server, and starts those again that end. Calls `on_serve` once, when all of them
     serve, with what each told of itself (its addresses)."""
 
-    def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
+    def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
-        self._schedule = Schedule([[spec.name for spec in tier] for tier in tiers])
+        self._schedule = ProcessSchedule([[spec.name for spec in tier] for tier in tiers])
         self._on_serve = on_serve
         self._running: dict[str, _Running] = {}
         self._facts: Facts = {}
@@ -81,7 +81,7 @@ class Parent:
         self._code: int | None = None
         self._effects: deque[Effect] = deque()
         self._doing = False
-        self._watched = is_watched()
+        self._watched = has_systemd_watchdog()
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
@@ -119,7 +119,7 @@ class Parent:
                 signal.signal(each, signal.SIG_DFL)
 
     def _turn(self) -> None:
-        at = self._schedule.next_at
+        at = self._schedule.next_tick_at
         if self._watched:
             notify_systemd("WATCHDOG=1")
             at = min(at or math.inf, self._now() + BEAT_S)
@@ -184,7 +184,7 @@ class Parent:
             case Kill(name):
                 _LOG.error("process %s did not end in time: it is killed", name)
                 self._signal(name, signal.SIGKILL)
-            case Serve():
+            case ReportServing():
                 self._on_serve(self._facts)
             case Exit(code):
                 self._code = code
@@ -194,7 +194,7 @@ class Parent:
         if name in self._running:
             os.kill(self._running[name].pid, number)
 
-    def _fork(self, spec: Spec) -> None:
+    def _fork(self, spec: ProcessSpec) -> None:
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -219,7 +219,7 @@ class Parent:
         running = self._running[spec.name] = _Running(spec.name, pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, running)
 
-    def _run_child(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
+    def _run_child(self, spec: ProcessSpec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
         """Runs in the forked process, until it exits."""
         code = 1
         try:

@@ -37,7 +37,7 @@ from .network import (
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
-from .peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
+from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from .tcp import streams
 from .threads import SystemWorkers
 
@@ -112,11 +112,11 @@ class SystemNetwork:
         return await streams.connect(endpoint, tls)
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         return await peer_server.serve(self._context, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         return peers.ZmqPeer(self._context, self._clock, endpoint, identity, access)
 
     def new_keys(self) -> KeyPair:

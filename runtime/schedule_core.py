@@ -1,11 +1,11 @@
 """The decisions of the parent of a server's processes: which one it starts, ends, and starts again, and when.
 
-    schedule = Schedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
+    schedule = ProcessSchedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
     effects = schedule.start(now)                                    Fork …
     effects = schedule.became_ready("storage", now)                  Fork of the next tier; at last Serve, once
     effects = schedule.on_exit("broker-2", code, now)                its next Fork comes from `tick`
     effects = schedule.stop(code, now)                               Terminate, the last tier first; at last Exit
-    effects = schedule.tick(now)                                     what is due, at `next_at` or later
+    effects = schedule.tick(now)                                     what is due, at `next_tick_at` or later
 
 | a process | ends | then |
 |---|---|---|
@@ -50,7 +50,7 @@ class Kill(NamedTuple):
     name: str
 
 
-class Serve(NamedTuple):
+class ReportServing(NamedTuple):
     """Effect: report that all processes serve, for the first time."""
 
 
@@ -60,7 +60,7 @@ class Exit(NamedTuple):
     code: int
 
 
-Effect = Fork | Terminate | Kill | Serve | Exit
+Effect = Fork | Terminate | Kill | ReportServing | Exit
 
 
 class ProcessState(enum.Enum):
@@ -89,7 +89,7 @@ class ManagedProcess:
         return self.state in (ProcessState.STARTING, ProcessState.SERVING, ProcessState.STOPPING)
 
 
-class Schedule:
+class ProcessSchedule:
     """The core of the parent of a server's processes; the module states its rules."""
 
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
@@ -116,7 +116,7 @@ class Schedule:
             if any(each.state is ProcessState.STARTING for each in tier):
                 return []
         self._served = True
-        return [Serve()]
+        return [ReportServing()]
 
     def on_exit(self, name: str, code: int, now: float) -> list[Effect]:
         """Handles the end of a process with its exit code."""
@@ -160,7 +160,7 @@ class Schedule:
 
     # ------------------------------------------------------------------ what is known
     @property
-    def next_at(self) -> float | None:
+    def next_tick_at(self) -> float | None:
         """Returns the time at which `tick` must be called; None: not before the next fact."""
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 

@@ -272,7 +272,7 @@ class SupervisedTask:
 
 
 class Supervisor:
-    """The long-lived tasks of one part, which are restarted when they fail. `failing_now` and the counter `restarted`
+    """The long-lived tasks of one part, which are restarted when they fail. `count_failing` and the counter `restarted`
     are for all parts of the process, for its metrics.
     """
 
@@ -285,7 +285,7 @@ class Supervisor:
         Supervisor.everywhere.add(self)
 
     @classmethod
-    def failing_now(cls) -> Counter[str]:
+    def count_failing(cls) -> Counter[str]:
         """Returns for each name how many tasks of that name fail now, in all parts of the process; 0: all of them run.
         """
         found = Counter[str]()

@@ -32,10 +32,10 @@ from ..runtime.access import (
     TlsFiles,
 )
 from ..runtime.clock import Clock
-from ..runtime.logs import audit_to
+from ..runtime.logs import open_audit_log
 from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving, World
 from ..runtime.threads import SystemWorkers, Workers
-from .secrets import read_private, read_secret, source_text
+from .secrets import describe_source, read_private_file, read_secret
 from .settings import CertificateSection, SecuritySettings
 from .token import PrincipalCache, RevocationList, TokenProvider, digest_of, time_text
 
@@ -268,7 +268,7 @@ class SecuredNetwork:
         used.
         """
         if settings.tls is not None:
-            read_private(settings.tls.key)
+            read_private_file(settings.tls.key)
         self._inner = inner
         self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
         self._caller = _own_access(settings)
@@ -308,7 +308,7 @@ def read_token(source: str) -> str:
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"{source_text(source)} has no token") from None
+        raise InvalidConfiguration(f"{describe_source(source)} has no token") from None
 
 
 def secured_world(world: World, path: str) -> World:
@@ -321,5 +321,5 @@ def secured_world(world: World, path: str) -> World:
         )
     network = SecuredNetwork(world.network, settings, world.clock, world.workers)
     if settings.audit.file:
-        audit_to(settings.audit.file)
+        open_audit_log(settings.audit.file)
     return replace(world, network=network)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration
-from .members import METADATA, ROLES, name_of, uri_of
-from .secrets import Secret, read_private
+from .members import METADATA, ROLES, member_name_of_host, member_uri
+from .secrets import Secret, read_private_file
 from .settings import SecuritySettings
 from .token import HEAD, create_token
 
@@ -43,14 +43,14 @@ class CreatedFiles(NamedTuple):
     files: list[str]
 
 
-def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
+def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> CreatedFiles:
     """Creates all files in an empty or new folder. Raises AlreadyExists if the folder is not empty,
     InvalidConfiguration if a host is no name or address.
 
     `cluster` is the name in the members' certificates; a random one if it is not given.
     """
     names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
-    uri_of(cluster, METADATA, name_of(hosts[0]))
+    member_uri(cluster, METADATA, member_name_of_host(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
@@ -72,12 +72,14 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
-        issue_member(folder, role, OPERATOR if role == "operator" else name_of(hosts[0]), hosts, now)
+        issue_member_certificate(
+            folder, role, OPERATOR if role == "operator" else member_name_of_host(hosts[0]), hosts, now
+        )
     return CreatedFiles(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
 
 def is_complete(folder: Path) -> bool:
-    """Returns whether the folder has every file that `initialize` creates, False if it has none. Raises AlreadyExists
+    """Returns whether the folder has every file that `create_files` creates, False if it has none. Raises AlreadyExists
     if it has only some.
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
@@ -142,7 +144,9 @@ cluster = "CLUSTER"
 """
 
 
-def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
+def issue_broker_certificate(
+    folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
+) -> list[str]:
     """Issues a new `broker.pem` and its key, by the authority in the folder; brokers use them from the next connection
     on. Without `hosts` it is for those of the last certificate. Returns the names of the files.
     """
@@ -161,10 +165,11 @@ def _names_before(path: Path) -> list[Any]:
     return list(names)
 
 
-def issue_member(
+def issue_member_certificate(
     folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new certificate and its key for the member `role`/`name`, in the members' folder, like `issue`.
+    """Issues a new certificate and its key for the member `role`/`name`, in the members' folder, like
+    `issue_broker_certificate`.
 
     `hosts` are those of the metadata service. The other members only make calls and have no hosts in their
     certificates, so that none of them can pose as the metadata service.
@@ -175,11 +180,11 @@ def issue_member(
     if members is None:
         raise InvalidConfiguration(f"{folder}/security.toml has no [members], which names the cluster")
     names = [_name(host) for host in hosts] if role == METADATA else []
-    names.append(x509.UniformResourceIdentifier(uri_of(members.cluster, role, name)))
+    names.append(x509.UniformResourceIdentifier(member_uri(members.cluster, role, name)))
     return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
 
 
-def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
+def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
     """Creates another authority, which issues certificates from now on. `ca.pem` has it first, and then the older ones.
     Returns the names of the files.
     """
@@ -199,7 +204,7 @@ def new_token_key(folder: Path) -> list[str]:
     return ["token-public.pem", "token-key.pem"]
 
 
-def drop_old(path: Path) -> None:
+def remove_older(path: Path) -> None:
     """Removes all but the newest certificate or key from `ca.pem` or `token-public.pem`."""
     first, end, _ = path.read_bytes().partition(b"\n-----END ")
     kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
@@ -220,7 +225,7 @@ def _issue(
     from cryptography.hazmat.primitives import serialization
 
     try:
-        key: Any = serialization.load_pem_private_key(read_private(str(folder / "ca-key.pem")), None)
+        key: Any = serialization.load_pem_private_key(read_private_file(str(folder / "ca-key.pem")), None)
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{folder} has no authority: ca.pem and ca-key.pem of `security init`") from error

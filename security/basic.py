@@ -23,7 +23,7 @@ from ..runtime.access import Caller, Principal, PrincipalKind
 from ..runtime.clock import Clock
 from ..runtime.threads import Worker, Workers
 from . import htpasswd
-from .secrets import WatchedValue, read_private
+from .secrets import WatchedValue, read_private_file
 from .settings import BasicSection
 from .token import PrincipalCache
 
@@ -191,7 +191,7 @@ def parse(credentials: str) -> tuple[str, bytes]:
 
 
 def _read(source: str) -> Mapping[str, str]:
-    return htpasswd.parse(read_private(source.removeprefix("file:").removeprefix("//"), FILE_BYTES_MAX))
+    return htpasswd.parse(read_private_file(source.removeprefix("file:").removeprefix("//"), FILE_BYTES_MAX))
 
 
 def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:

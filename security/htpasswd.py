@@ -1,4 +1,4 @@
-"""Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$apr1$` (`-m`) or `{SHA}` (`-s`).
+"""Password files of Apache's htpasswd: lines `user:hash`, with bcrypt (`-B`), `$hash_apr1$` (`-m`) or `{SHA}` (`-s`).
 
 Hashes of crypt(3) are refused: DES looks at eight characters only, and a short salt is quickly tried out. Empty lines
 and lines that begin with # are skipped. An error names the line, never what it says.
@@ -68,13 +68,13 @@ def matches(password: bytes, hashed: str) -> bool:
 
         return bcrypt.checkpw(password[:BCRYPT_BYTES_MAX], hashed.encode())
     if match := _APR1.fullmatch(hashed):
-        found = apr1(password, match[1].encode())
+        found = hash_apr1(password, match[1].encode())
     else:
         found = "{SHA}" + base64.b64encode(hashlib.sha1(password, usedforsecurity=False).digest()).decode()
     return hmac.compare_digest(found.encode(), hashed.encode())
 
 
-def apr1(password: bytes, salt: bytes) -> str:
+def hash_apr1(password: bytes, salt: bytes) -> str:
     """Returns Apache's MD5 hash of the password, with 1,000 rounds."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]

@@ -35,7 +35,7 @@ REMEMBERED_MAX = 1000
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
-def uri_of(cluster: str, role: str, name: str) -> str:
+def member_uri(cluster: str, role: str, name: str) -> str:
     """Returns the URI of a member. Raises InvalidConfiguration if a part has characters other than letters, digits and
     ._:-
     """
@@ -45,7 +45,7 @@ def uri_of(cluster: str, role: str, name: str) -> str:
     return f"{SCHEME}{cluster}/{role}/{name}"
 
 
-def name_of(host: str) -> str:
+def member_name_of_host(host: str) -> str:
     """Returns a member's name for the name or address of a host."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
@@ -124,7 +124,7 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
     return found
 
 
-def own_name(settings: MembersSection, role: str) -> str:
+def read_own_name(settings: MembersSection, role: str) -> str:
     """Returns the NAME in the process's certificate. Raises InvalidConfiguration if it is of another role or of another
     cluster.
     """
@@ -143,6 +143,6 @@ def own_name(settings: MembersSection, role: str) -> str:
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
     """Returns the network of a member process with this role. Raises InvalidConfiguration."""
-    own_name(settings, role)
+    read_own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -67,10 +67,10 @@ def read_secret(source: str) -> Secret:
             return Secret(base64.b64decode(body, validate=True))
         except binascii.Error as error:
             raise InvalidConfiguration("a secret given inline is not base64") from error
-    return Secret(read_private(source.removeprefix("file:").removeprefix("//")))
+    return Secret(read_private_file(source.removeprefix("file:").removeprefix("//")))
 
 
-def source_text(source: str) -> str:
+def describe_source(source: str) -> str:
     """Returns how errors and logs name a source: someone may have written the secret itself where its path belongs."""
     if source.startswith("data:"):
         return "the secret given inline"
@@ -80,7 +80,7 @@ def source_text(source: str) -> str:
     return f"the file with a name of {len(name)} characters (write the path of a secret, never the secret itself)"
 
 
-def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
+def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
     """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if others may; it says
     what to type.
     """
@@ -93,9 +93,11 @@ def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
                 raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise InvalidConfiguration(f"{source_text(path)} cannot be read: {error.strerror}") from None
+        raise InvalidConfiguration(f"{describe_source(path)} cannot be read: {error.strerror}") from None
     if not data or len(data) > bytes_max:
-        raise InvalidConfiguration(f"{source_text(path)} is empty or has more than {bytes_max} bytes: it is no secret")
+        raise InvalidConfiguration(
+            f"{describe_source(path)} is empty or has more than {bytes_max} bytes: it is no secret"
+        )
     return data
 
 

@@ -74,11 +74,11 @@ def _columns(options: SourceOptions) -> StructType:
     from . import rows
 
     if not options.by_registry:
-        return rows.columns(options)
+        return rows.default_columns(options)
     from .ranges import connection_of
-    from .shapes import columns
+    from .shapes import schema_columns
 
-    return columns(connection_of(options).newest_schemas(), rows.metadata_columns(options))
+    return schema_columns(connection_of(options).newest_schemas(), rows.metadata_columns(options))
 
 
 def _check_columns(schema: StructType, options: SourceOptions) -> None:
@@ -86,7 +86,7 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
     from . import rows
 
     if not options.by_registry:
-        rows.check_columns(schema, options)
+        rows.check_source_columns(schema, options)
         return
     from .ranges import connection_of
     from .shapes import check_metadata_columns
@@ -94,4 +94,4 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
     check_metadata_columns(schema, rows.metadata_columns(options))
     asked = connection_of(options)
     for topic in {topic for topic, _ in asked.partitions(anew=True)}:
-        asked.reader_schema(topic, schema)
+        asked.find_schema_with_columns(topic, schema)

@@ -1,4 +1,5 @@
-"""Payloads to columns by a topic's schema, for reading (`Decoding`), and columns to payloads, for writing (`Encoding`).
+"""Payloads to columns by a topic's schema, for reading (`ColumnDecoder`), and columns to payloads, for writing
+(`RowEncoder`).
 
 JSON is decoded by field names, whichever version wrote it, by a Struct that msgspec makes of the definition; Avro with
 the definition of its writer, resolved to that of the reader. A message that names no version is taken for one of the
@@ -26,10 +27,10 @@ from msgspec.structs import astuple
 from pyspark.sql.types import DataType, StructType
 
 from ..client.common.errors import InvalidMessage
-from ..client.model.payloads import SINGLE, avro_definition, avro_reader, avro_writer, named_types
+from ..client.model.payloads import SINGLE, avro_definition, make_avro_decoder, make_avro_encoder, named_types
 from ..proto.errors import InvalidConfiguration, InvalidRequest, InvalidSchema, SchemaNotFound
 from ..proto.schema import SchemaInfo, SchemaType
-from .shapes import META, DataTypeForms, Field, TypedSchema, narrow_record
+from .shapes import META, ColumnField, DataTypeForms, TypedSchema, narrow_record
 
 if TYPE_CHECKING:
     from .rows import RowBuilder
@@ -102,15 +103,15 @@ class SchemaByVersion(Protocol):
 Build = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
-class Decoding:
-    """Decodes payloads of one topic to columns, for one task. `columns_of` returns functions that build only the
-    columns that a query names."""
+class ColumnDecoder:
+    """Decodes payloads of one topic to columns, for one task. `make_column_builders` returns functions that build only
+    the columns that a query names."""
 
     def __init__(self, reader: TypedSchema, versions: SchemaByVersion, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
-    def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
+    def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
         """Returns by name, for each of these columns, the function that builds it. Building the first one decodes the
         rows for all."""
         wanted = dict(zip(names, types, strict=True))
@@ -210,11 +211,11 @@ class Decoding:
     def _avro(self, writer: SchemaInfo) -> Decode:
         own = self._reader.record.avro
         if writer.data == self._reader.info.data:
-            return avro_reader(own)
+            return make_avro_decoder(own)
         written = _plain(avro_definition(writer))
         if isinstance(own, dict) and isinstance(written, dict) and "name" in own and "name" in written:
             written = {**written, "name": own["name"]}  # programs name their classes as they like
-        return avro_reader(written, own)
+        return make_avro_decoder(written, own)
 
     # ------------------------------------------------------------------------------ rows to columns
     def _arrays(self, rows: list[Any], wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
@@ -248,7 +249,7 @@ class Decoding:
                             rows[row] = self._unfit(builder, first + row, ValueError(f"field {name!r}: {error}"))
 
 
-def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
+def _converted(found: pa.Array, field: ColumnField, type_: pa.DataType) -> pa.Array:
     shape = field.shape
     if shape.unit != shape.raw:
         found = found.cast(shape.unit)
@@ -330,7 +331,7 @@ METADATA = {f"{META}{name}" for name in ("key", "partition", "eventTime", "prope
 SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "publishTime", "producerName")}
 
 
-def check_columns(schema: StructType, topic: str, known: TypedSchema) -> None:
+def check_schema_columns(schema: StructType, topic: str, known: TypedSchema) -> None:
     """Raises InvalidConfiguration, which names the column, if a column does not fit the topic's schema."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
@@ -359,7 +360,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
     return found.simpleString() == wanted.simpleString()
 
 
-class Encoding:
+class RowEncoder:
     """Encodes rows to payloads by the schema of one topic, for one task."""
 
     def __init__(self, known: TypedSchema) -> None:
@@ -370,7 +371,7 @@ class Encoding:
             self._encode: Callable[[Any], bytes] = SINGLE[known.info.type].encode
         elif known.info.type is SchemaType.AVRO:
             self._names = named_types(avro_definition(known.info))
-            self._encode = avro_writer(known.record.avro)
+            self._encode = make_avro_encoder(known.record.avro)
         else:
             self._names = named_types(avro_definition(known.info))
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -411,13 +412,13 @@ class Encoding:
         with_maps = _with_maps(field.shape.raw)
         return cells if with_maps is None else [None if each is None else with_maps(each) for each in cells]
 
-    def _raw(self, column: pa.Array, field: Field) -> pa.Array:
+    def _raw(self, column: pa.Array, field: ColumnField) -> pa.Array:
         unit, raw = field.shape.unit, field.shape.raw
         if column.type != unit:
             column = column.cast(unit, safe=not _is_coarse(unit))
         return column if unit == raw else column.cast(raw)
 
-    def _definition(self, field: Field) -> Any:
+    def _definition(self, field: ColumnField) -> Any:
         record = self._known.record
         if record.is_single:
             return record.avro

@@ -85,7 +85,7 @@ def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) ->
     return Batch(once.sink_id or f"spark-{query}", query, int(number), run, once.adopt)
 
 
-class Delivery:
+class BatchCommitter:
     """Ends a batch at the driver: commits or aborts the transactions of its tasks. Does nothing if the sink writes at
     least once."""
 

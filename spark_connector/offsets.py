@@ -1,8 +1,8 @@
 """The decisions on what a trigger reads, from index ranges: pure, no I/O here.
 
 An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
-form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing
-from the start of a batch is new and is read from its earliest index (Kafka's rule).
+form (`offset_to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is
+missing from the start of a batch is new and is read from its earliest index (Kafka's rule).
 
 **An index is of one incarnation of a topic**: the time when it was made. The JSON names it beside the indexes, under
 `INCARNATIONS`: of a topic by its name, of a partition that was made at another time by its own. A topic of another
@@ -37,7 +37,7 @@ SOURCE = "source"
 _PART = "-partition-"
 
 
-class Available(NamedTuple):
+class AvailableRange(NamedTuple):
     """The messages that a broker has stored of one partition: indexes `earliest` … `end - 1`."""
 
     earliest: int
@@ -46,7 +46,7 @@ class Available(NamedTuple):
     incarnation: int = 0  # when it was made; 0: the broker does not say
 
 
-class Range(NamedTuple):
+class MessageRange(NamedTuple):
     """The messages `first` … `end - 1` of one partition."""
 
     partition: Partition
@@ -74,33 +74,37 @@ MADE_ANEW = "the topic was deleted and made anew since the checkpoint"
 SHORTER = "the topic is shorter than the checkpoint: it was deleted and made anew"
 
 
-def are_different(one: int, other: int) -> bool:
+def is_other_incarnation(one: int, other: int) -> bool:
     """Whether both incarnations are known, and differ."""
     return bool(one and other and one != other)
 
 
-def restart_index(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
+def reset_recreated_partitions(
+    start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations = UNKNOWN
+) -> Index:
     """Returns `start`, with the earliest index for each partition that was created again since: its incarnation
     differs from that in `made`, or it ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
-def find_recreated(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
-    """Returns, as lost messages, the partitions whose index `restart_index` would change."""
+def find_recreated(
+    start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations
+) -> list[LostMessages]:
+    """Returns, as lost messages, the partitions whose index `reset_recreated_partitions` would change."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
 
-def _why_anew(p: Partition, at: int, available: Mapping[Partition, Available], made: Incarnations) -> str | None:
+def _why_anew(p: Partition, at: int, available: Mapping[Partition, AvailableRange], made: Incarnations) -> str | None:
     there = available.get(p)
     if there is None:
         return None
-    if are_different(made.get(p, 0), there.incarnation):
+    if is_other_incarnation(made.get(p, 0), there.incarnation):
         return MADE_ANEW
     return SHORTER if there.end < at else None
 
 
-def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, int]]:
+def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, int]]:
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(index.items()):
         result.setdefault(topic, {})[str(partition)] = value
@@ -111,7 +115,7 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
     return result | ({INCARNATIONS: dict(sorted(named.items()))} if named else {})
 
 
-def progress_of(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
+def progress_of(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
     """Returns the progress of a query at `index` for Spark's `latestOffset`: what is available, and the lag. Spark has
     no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
@@ -124,11 +128,11 @@ def progress_of(index: Index, available: Mapping[Partition, Available]) -> dict[
         "lagBytes": round(sum(_bytes_of(a, waiting[p]) for p, a in available.items())),
         "lagByTopic": by_topic,
     }
-    ends = to_json({p: a.end for p, a in available.items()}, {p: a.incarnation for p, a in available.items()})
+    ends = offset_to_json({p: a.end for p, a in available.items()}, {p: a.incarnation for p, a in available.items()})
     return {**ends, SOURCE: found}
 
 
-def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
+def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
     """Parses an offset from a checkpoint. Raises InvalidRequest if it is not one of this source."""
     try:
         return {
@@ -141,9 +145,9 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
         raise InvalidRequest("the checkpoint's offset is not {topic: {partition: index}}") from error
 
 
-def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
     """Returns the incarnations that an offset names, by partition. Raises InvalidRequest."""
-    index = from_json(offset)
+    index = parse_offset(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
     except (AttributeError, TypeError) as error:
@@ -151,8 +155,8 @@ def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int
     return {(t, n): named.get(f"{t}{_PART}{n}", named.get(t, 0)) for t, n in index}
 
 
-def limit_batch(
-    start: Index, available: Mapping[Partition, Available], offsets_max: int | None, bytes_max: int | None
+def find_batch_end(
+    start: Index, available: Mapping[Partition, AvailableRange], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
     """Returns the end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is
     reached first.
@@ -178,38 +182,38 @@ def limit_batch(
     return {**start, **{p: base[p] + share[p] for p in available}}
 
 
-def _bytes_of(there: Available, waiting: int) -> float:
+def _bytes_of(there: AvailableRange, waiting: int) -> float:
     """Returns the approximate number of bytes of the newest `waiting` messages, as far as they are still stored."""
     held = there.end - there.earliest
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
 def plan_ranges(
-    start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
+    start: Index, end: Index, available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
-) -> tuple[list[Range], list[LostMessages]]:  # fmt: skip
+) -> tuple[list[MessageRange], list[LostMessages]]:  # fmt: skip
     """Returns the ranges that can be read between two offsets, and the messages that cannot be read any more. `begun`,
     `planned`: the incarnations to which start and end belong.
 
     Two incarnations, or an end before its start, mean that the topic was created again since the checkpoint
-    (`restart_index`): it is read from its earliest message, and the old topic's messages are lost. If the end belongs
-    to another incarnation than the present one, the batch was planned before the topic was created again: nothing of it
-    can be read.
+    (`reset_recreated_partitions`): it is read from its earliest message, and the old topic's messages are lost. If the
+    end belongs to another incarnation than the present one, the batch was planned before the topic was created again:
+    nothing of it can be read.
     """
-    found: list[Range] = []
+    found: list[MessageRange] = []
     lost: list[LostMessages] = []
     for p in sorted(end):
         there = available.get(p)
         first, last = start.get(p, there.earliest if there else 0), end[p]
-        if there is not None and are_different(planned.get(p, 0), there.incarnation):
-            if last > (0 if are_different(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
+        if there is not None and is_other_incarnation(planned.get(p, 0), there.incarnation):
+            if last > (0 if is_other_incarnation(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
                 lost.append(LostMessages(p, first, last, MADE_ANEW))
             continue
         if there is None:
             if first < last:
                 lost.append(LostMessages(p, first, last, "the topic or partition does not exist any more"))
             continue
-        if last < first or are_different(begun.get(p, 0), planned.get(p, 0)):
+        if last < first or is_other_incarnation(begun.get(p, 0), planned.get(p, 0)):
             lost.append(LostMessages(p, first, last, SHORTER if last < first else MADE_ANEW))
             first = there.earliest
         if first < there.earliest and first < last:
@@ -218,15 +222,15 @@ def plan_ranges(
             lost.append(LostMessages(p, last, there.end, SHORTER))
         first, last = max(first, there.earliest), min(last, there.end)
         if first < last:
-            found.append(Range(p, first, last, planned.get(p) or there.incarnation))
+            found.append(MessageRange(p, first, last, planned.get(p) or there.incarnation))
     return found, lost
 
 
-def split_ranges(whole: list[Range], partitions_min: int | None, records_max: int | None) -> list[Range]:
+def split_ranges(whole: list[MessageRange], partitions_min: int | None, records_max: int | None) -> list[MessageRange]:
     """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, and none above
     `records_max`. The result depends only on the arguments, so that a retried batch has the same tasks."""
     total = sum(r.messages for r in whole)
-    result: list[Range] = []
+    result: list[MessageRange] = []
     for r in whole:
         pieces = 1
         if partitions_min is not None and len(whole) < partitions_min:
@@ -235,5 +239,5 @@ def split_ranges(whole: list[Range], partitions_min: int | None, records_max: in
             pieces = max(pieces, -(-r.messages // records_max))
         pieces = min(pieces, r.messages)
         cuts = [r.first + r.messages * i // pieces for i in range(pieces + 1)]
-        result.extend(Range(r.partition, a, b, r.incarnation) for a, b in pairwise(cuts))
+        result.extend(MessageRange(r.partition, a, b, r.incarnation) for a, b in pairwise(cuts))
     return result

@@ -28,7 +28,7 @@ from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
 from .access import digest_places
-from .offsets import Available, Incarnations, Index, Partition
+from .offsets import AvailableRange, Incarnations, Index, Partition
 from .options import SourceOptions
 from .shapes import TypedSchema, find_newest, find_reader_schema
 
@@ -108,7 +108,7 @@ class QueryConnection:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Returns the partitions of the last call of `available`."""
+        """Returns the partitions of the last call of `read_available`."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -141,7 +141,7 @@ class QueryConnection:
     async def _parts(self, topic: TopicName) -> list[TopicName]:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
-    def available(self, *, anew: bool = False) -> dict[Partition, Available]:
+    def read_available(self, *, anew: bool = False) -> dict[Partition, AvailableRange]:
         """Returns the available messages of each partition. Creates the durable subscription, if any, before, so that
         nothing is trimmed in the meantime. The partitions are listed again with `anew`, or if a known one is gone."""
         try:
@@ -150,7 +150,7 @@ class QueryConnection:
             if anew:
                 raise
             replies = self._run(self._all_offsets(self.partitions(anew=True)))
-        return {p: Available(r.earliest_index, r.end_index, r.bytes, r.incarnation) for p, r in replies.items()}
+        return {p: AvailableRange(r.earliest_index, r.end_index, r.bytes, r.incarnation) for p, r in replies.items()}
 
     async def _all_offsets(self, partitions: Mapping[Partition, TopicName]) -> dict[Partition, TopicOffsets]:
         subscription = self._options.subscription or ""
@@ -227,7 +227,7 @@ class QueryConnection:
         """Returns the schemas of a topic that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
-    def reader_schema(self, topic: str, wanted: StructType) -> TypedSchema:
+    def find_schema_with_columns(self, topic: str, wanted: StructType) -> TypedSchema:
         """Returns the newest schema of a topic that has these columns. Raises InvalidConfiguration if none has."""
         return find_reader_schema(topic, self.schemas(topic), wanted)
 

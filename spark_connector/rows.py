@@ -74,7 +74,7 @@ from .options import SourceOptions
 from .shapes import META
 
 if TYPE_CHECKING:
-    from .decoding import Decoding
+    from .decoding import ColumnDecoder
 
 ROWS_MAX = 20_000
 """Rows of an Arrow batch: measured best with Spark's `noop` (2.9 M rows/s)."""
@@ -87,7 +87,7 @@ TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 
-def columns(options: SourceOptions) -> StructType:
+def default_columns(options: SourceOptions) -> StructType:
     """Returns the default columns of a query that reads without schema=registry."""
     names = ["key", "value", "topic", "partition", "offset"]
     if options.kafka_columns:
@@ -110,7 +110,7 @@ def metadata_columns(options: SourceOptions) -> list[StructField]:
     return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
 
 
-def check_columns(schema: StructType, options: SourceOptions) -> None:
+def check_source_columns(schema: StructType, options: SourceOptions) -> None:
     """Checks a schema that the user gave. Raises InvalidConfiguration for an unknown column name or another type."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
@@ -189,7 +189,7 @@ class RowBuilder:
     """Collects rows of one partition and makes Arrow batches of them."""
 
     def __init__(
-        self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
+        self, schema: StructType, partition: Partition, message_partition: int, decoding: ColumnDecoder | None = None
     ) -> None:
         """Makes a builder. `message_partition`: the partition number in message ids, -1 for a topic without
         partitions. `decoding`: builds the columns of the topic's schema; None: the query has no such columns."""
@@ -199,7 +199,7 @@ class RowBuilder:
             self._builders = [_COLUMNS[f.name].build for f in schema]
         else:
             typed = [f for f in self._schema if not f.name.startswith(META)]
-            by_schema = decoding.columns_of([f.name for f in typed], [f.type for f in typed])
+            by_schema = decoding.make_column_builders([f.name for f in typed], [f.type for f in typed])
             self._builders = [
                 _COLUMNS[f.name.removeprefix(META)].build if f.name.startswith(META) else by_schema[f.name]
                 for f in self._schema

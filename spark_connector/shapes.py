@@ -73,7 +73,7 @@ class DataTypeForms:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ColumnField:
     """A field of a record: its name, its type, and its default."""
 
     name: str
@@ -82,16 +82,16 @@ class Field:
     default: Any = None  # as JSON has it
 
     @property
-    def fills(self) -> bool:
+    def has_default_value(self) -> bool:
         """Whether a JSON payload without the field gets a value other than null."""
         return self.has_default and self.default is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordShape:
     """The top level of a definition: its fields; or a single value that is not a record, as the column `value`."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[ColumnField, ...]
     avro: Any
     json: Any  # a Struct, or the type of the value
     is_single: bool = False
@@ -125,7 +125,7 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 }  # fmt: skip
 
 
-def record_of(info: SchemaInfo) -> Record:
+def parse_record_shape(info: SchemaInfo) -> RecordShape:
     """Returns the Record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the schema."""
     parsed = avro_definition(info)
     try:
@@ -134,7 +134,7 @@ def record_of(info: SchemaInfo) -> Record:
         raise InvalidSchema(f"the definition of this {info.type.name} schema is too deep for columns") from None
 
 
-def narrow_record(record: Record, names: Collection[str]) -> Record:
+def narrow_record(record: RecordShape, names: Collection[str]) -> RecordShape:
     """Returns the record with only these fields, for payloads of JSON."""
     if record.is_single:
         return record
@@ -148,16 +148,16 @@ class _Shapes:
         self._seen: set[str] = set()  # named types that `avro` has defined already
         self._types = 0
 
-    def top(self, schema: Any) -> Record:
+    def top(self, schema: Any) -> RecordShape:
         kind = schema.get("type") if isinstance(schema, dict) else schema
         if kind not in ("record", "error"):
             shape = self.shape_of(schema, "the definition", ())
-            return Record((Field("value", shape),), shape.avro, shape.json, is_single=True)
+            return RecordShape((ColumnField("value", shape),), shape.avro, shape.json, is_single=True)
         fields = self._fields(schema, "", (schema["name"],))
-        return Record(fields, self._avro_record(schema, fields), _struct(schema["name"], fields))
+        return RecordShape(fields, self._avro_record(schema, fields), _struct(schema["name"], fields))
 
-    def _fields(self, schema: Any, path: str, around: tuple[str, ...]) -> tuple[Field, ...]:
-        found: list[Field] = []
+    def _fields(self, schema: Any, path: str, around: tuple[str, ...]) -> tuple[ColumnField, ...]:
+        found: list[ColumnField] = []
         spelled: dict[str, str] = {}
         self._seen.add(schema["name"])
         for each in schema["fields"]:
@@ -165,12 +165,12 @@ class _Shapes:
             if (other := spelled.setdefault(name.lower(), name)) != name:
                 raise InvalidSchema(f"fields {path}{other!r} and {name!r}: Spark takes them for the same column")
             shape = self.shape_of(each["type"], f"{path}{name}", around)
-            found.append(Field(name, shape, "default" in each, each.get("default")))
+            found.append(ColumnField(name, shape, "default" in each, each.get("default")))
         if not found:
             raise InvalidSchema(f"{path or 'the record '}has no fields, and Spark has no such column")
         return tuple(found)
 
-    def _avro_record(self, schema: Any, fields: tuple[Field, ...]) -> Any:
+    def _avro_record(self, schema: Any, fields: tuple[ColumnField, ...]) -> Any:
         every = zip(schema["fields"], fields, strict=True)
         kept = ("name", "aliases", "default")
         plain = [{key: each[key] for key in kept if key in each} | {"type": f.shape.avro} for each, f in every]
@@ -285,20 +285,20 @@ class _Shapes:
         return DataTypeForms(DecimalType(precision, scale), arrow, arrow, Decimal | None, avro)
 
 
-def _struct(name: str, fields: tuple[Field, ...]) -> Any:
+def _struct(name: str, fields: tuple[ColumnField, ...]) -> Any:
     """Makes a class for the fields, with numbers as names, because Python forbids some of Avro's names. A field that a
     payload lacks gets its default, or null."""
     defined = []
     for number, each in enumerate(fields):
         default: Any = MISSING_IS_NULL
-        if each.fills:
+        if each.has_default_value:
             default = _default(each)
         defined.append((f"f{number}", each.shape.json, default))
     rename = {f"f{number}": each.name for number, each in enumerate(fields)}
     return msgspec.defstruct(name.rpartition(".")[2], defined, rename=rename, gc=False)
 
 
-def _default(field: Field) -> Any:
+def _default(field: ColumnField) -> Any:
     try:
         value = msgspec.convert(field.default, field.shape.json, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
@@ -358,7 +358,7 @@ class TypedSchema(NamedTuple):
     """A schema of a topic and its Record, by which rows are read or written."""
 
     info: SchemaInfo
-    record: Record
+    record: RecordShape
 
 
 def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
@@ -366,14 +366,14 @@ def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
     be made of the schema."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
-        return TypedSchema(info, Record((Field("value", shape),), None, None, is_single=True))
+        return TypedSchema(info, RecordShape((ColumnField("value", shape),), None, None, is_single=True))
     if info.type not in BY_AVRO:
         raise InvalidConfiguration(
             f"topic {topic} has a schema of type {info.type.name}, which has no columns; leave out the option "
             "'schema', and decode the column 'value'"
         )
     try:
-        return TypedSchema(info, record_of(info))
+        return TypedSchema(info, parse_record_shape(info))
     except InvalidSchema as error:
         raise InvalidConfiguration(
             f"topic {topic}: {error.message}; leave out the option 'schema', and decode the column 'value'"
@@ -427,7 +427,7 @@ def _has(found: TypedSchema, named: Mapping[str, DataType]) -> bool:
     return all(there.get(name) == type_ for name, type_ in named.items())
 
 
-def columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
+def schema_columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
     """Returns the columns of a query over the topics of `schemas`. `metadata`: the columns that are not of a schema.
     Raises InvalidConfiguration if two topics differ, or if a field has the name of a column in `metadata`."""
     if not schemas:

@@ -52,7 +52,7 @@ from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import decoding as encoding
-from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, TaskReport, batch_of_task
+from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, BatchCommitter, TaskReport, batch_of_task
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
 from .shapes import META, find_newest, make_typed_schema
@@ -84,7 +84,7 @@ _TYPES: dict[str, tuple[DataType, ...]] = {
 _SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName", "timestampType"}
 
 
-def check_columns(schema: StructType, options: SinkOptions) -> None:
+def check_sink_columns(schema: StructType, options: SinkOptions) -> None:
     names = {field.name for field in schema}
     if "value" not in names:
         raise InvalidConfiguration(
@@ -117,7 +117,7 @@ class _TaskWriter:
         """Makes the producers of a task. `schema`: of the topic, by which rows are encoded; None: rows have a column
         `value`."""
         self._options = options
-        self._encoding = None if schema is None else encoding.Encoding(make_typed_schema(options.topic or "", schema))
+        self._encoding = None if schema is None else encoding.RowEncoder(make_typed_schema(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
         self._client = options.access.client(**options.client)
         settings = dict(options.producer)
@@ -265,7 +265,7 @@ class _TaskWriter:
         self._loop.close()
 
 
-def _encoded(batch: pa.RecordBatch, by: encoding.Encoding) -> pa.RecordBatch:
+def _encoded(batch: pa.RecordBatch, by: encoding.RowEncoder) -> pa.RecordBatch:
     """Returns the batch of rows with payloads as the column `value`, in place of the columns of the topic's schema."""
     import pyarrow as pa
 
@@ -409,7 +409,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
-        self._delivery = Delivery(options)
+        self._delivery = BatchCommitter(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = batch_of_task(self._options, self._delivery.run)
@@ -427,7 +427,7 @@ class MagnetarStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
-        self._delivery = Delivery(options)
+        self._delivery = BatchCommitter(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batch = batch_of_task(self._options, self._delivery.run, streaming=True)
@@ -447,11 +447,11 @@ def _plan(
     columns are wrong."""
     parsed = parse_sink(options, streaming=streaming, complete=complete)
     if not parsed.by_registry:
-        check_columns(schema, parsed)
+        check_sink_columns(schema, parsed)
         return parsed, None
     topic = parsed.topic or ""
     known = find_newest(topic, asyncio.run(_schemas(parsed, topic)))
-    encoding.check_columns(schema, topic, known)
+    encoding.check_schema_columns(schema, topic, known)
     _check_types(schema)
     return parsed, known.info
 

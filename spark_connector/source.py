@@ -40,8 +40,8 @@ from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import offsets as decide
-from .decoding import Decoding
-from .offsets import UNKNOWN, Available, Incarnations, Index, Partition, Range
+from .decoding import ColumnDecoder
+from .offsets import UNKNOWN, AvailableRange, Incarnations, Index, MessageRange, Partition
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
 from .ranges import PartitionIncarnation, QueryConnection, connection_of
 from .rows import RowBuilder, decode_readable
@@ -63,7 +63,7 @@ class RangePartition(InputPartition):
     first task of a partition, the index before which all earlier batches are committed. `name`: the name of the
     partition; empty: the topic has no partitions."""
 
-    def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
+    def __init__(self, range_: MessageRange, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
         self.range, self.done = range_, done
         self.part = PartitionIncarnation(name or range_.partition[0], range_.incarnation)
@@ -72,7 +72,7 @@ class RangePartition(InputPartition):
 def _resolve(
     wanted: Offsets | int,
     times: dict[str, dict[int, int]] | int | None,
-    available: Mapping[Partition, Available],
+    available: Mapping[Partition, AvailableRange],
     asked: QueryConnection,
     on_none: str,
 ) -> Index:
@@ -105,7 +105,7 @@ def _resolve(
 
 def _tasks(
     options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
-    available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
+    available: Mapping[Partition, AvailableRange], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
     """Returns the tasks that read from `start` to `end`. `names`: of the available partitions. `begun`, `planned`: the
     incarnations to which `start` and `end` belong."""
@@ -116,7 +116,7 @@ def _tasks(
     seen: set[Partition] = set()
     for each in sorted(parts):
         done = None if each.partition in seen else start.get(each.partition, each.first)
-        if done is not None and decide.are_different(begun.get(each.partition, 0), each.incarnation):
+        if done is not None and decide.is_other_incarnation(begun.get(each.partition, 0), each.incarnation):
             done = each.first
         tasks.append(RangePartition(each, done, names[each.partition].full))
         seen.add(each.partition)
@@ -193,7 +193,7 @@ def _query() -> str | None:
 
 def _decoding(
     options: SourceOptions, asked: QueryConnection, schema: StructType, topic: str, part: PartitionIncarnation
-) -> Decoding:
+) -> ColumnDecoder:
     """Returns the Decoding with the topic's current schemas. It must be made before entries are read: reading another
     incarnation than that of `part` fails, so entries and schemas belong to one topic. Missing schemas are fetched
     later."""
@@ -206,10 +206,12 @@ def _decoding(
             asked.check_incarnation(part)
         return known[version]
 
-    return Decoding(find_reader_schema(topic, listed, schema), version_of, is_strict=options.strict_schema)
+    return ColumnDecoder(find_reader_schema(topic, listed, schema), version_of, is_strict=options.strict_schema)
 
 
-def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
+def _unreadable(
+    options: SourceOptions, wanted: MessageRange, at: int, stored: StoredEntry, error: MagnetarError
+) -> int:
     """Handles an entry of which no rows can be made; returns the index after it. With failOnDataLoss raises the error,
     with the entry's position."""
     end = max(at, min(stored.end_index, wanted.end))
@@ -241,14 +243,14 @@ def _check_gaps(
     _LOG.warning("%s (failOnDataLoss=false)", text)
 
 
-def _incarnations_of(available: Mapping[Partition, Available]) -> dict[Partition, int]:
+def _incarnations_of(available: Mapping[Partition, AvailableRange]) -> dict[Partition, int]:
     return {p: each.incarnation for p, each in available.items()}
 
 
-def _limit_to(target: Available, there: Available) -> Available:
+def _limit_to(target: AvailableRange, there: AvailableRange) -> AvailableRange:
     """Returns `there` limited to the target; if the partition was created again since the target was set, an empty
     range."""
-    if decide.are_different(target.incarnation, there.incarnation):
+    if decide.is_other_incarnation(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))
 
@@ -261,7 +263,7 @@ class MagnetarReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, asked = self.options, connection_of(self.options)
-        available = asked.available(anew=True)
+        available = asked.read_available(anew=True)
         start = _resolve(
             EARLIEST if options.starting is None else options.starting,
             options.starting_times,
@@ -282,7 +284,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
-        self._target: dict[Partition, Available] | None = None  # of Trigger.AvailableNow: where all reading ends
+        self._target: dict[Partition, AvailableRange] | None = None  # of Trigger.AvailableNow: where all reading ends
         self._clock = SystemClock()
         self._waiting_since: float | None = None  # for minOffsetsPerTrigger
         self._at: Index = {}  # the end of the batch that was planned last
@@ -290,9 +292,9 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         options, asked = self.options, connection_of(self.options)
         starting = LATEST if options.starting is None else options.starting
-        available = asked.available(anew=True)
+        available = asked.read_available(anew=True)
         start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
-        return decide.to_json(start, _incarnations_of(available))
+        return decide.offset_to_json(start, _incarnations_of(available))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self.options
@@ -307,27 +309,27 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Returns the end of the next batch as an offset; `start` itself if there is nothing to read."""
         options = self.options
-        begin, made = decide.from_json(start), decide.incarnations(start)
-        available = connection_of(self.options).available()
+        begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
+        available = connection_of(self.options).read_available()
         _report(decide.find_recreated(begin, available, made), options)
-        anew = decide.restart_index(begin, available, made)
+        anew = decide.reset_recreated_partitions(begin, available, made)
         if self._target is not None:
             available = {p: _limit_to(self._target[p], a) for p, a in available.items() if p in self._target}
         unlimited = isinstance(limit, ReadAllAvailable)
         self._at = anew
         if not unlimited and self._target is None and self._too_few(anew, available):
             return start
-        end = decide.limit_batch(
+        end = decide.find_batch_end(
             anew,
             available,
             None if unlimited else options.max_offsets_per_trigger,
             None if unlimited else options.max_bytes_per_trigger,
         )
         now, self._at = {**made, **_incarnations_of(available)}, end
-        unchanged = end == begin and not any(decide.are_different(made[p], now[p]) for p in begin)
-        return start if unchanged else decide.to_json(end, now)
+        unchanged = end == begin and not any(decide.is_other_incarnation(made[p], now[p]) for p in begin)
+        return start if unchanged else decide.offset_to_json(end, now)
 
-    def _too_few(self, begin: Index, available: Mapping[Partition, Available]) -> bool:
+    def _too_few(self, begin: Index, available: Mapping[Partition, AvailableRange]) -> bool:
         minimum = self.options.min_offsets_per_trigger
         waiting = sum(max(0, a.end - begin.get(p, a.earliest)) for p, a in available.items())
         now = self._clock.monotonic()
@@ -341,15 +343,15 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = connection_of(self.options).available(anew=True)
+        self._target = connection_of(self.options).read_available(anew=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return decide.progress_of(self._at, connection_of(self.options).available())
+        return decide.progress_of(self._at, connection_of(self.options).read_available())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begun, planned = decide.incarnations(start), decide.incarnations(end)
+        begun, planned = decide.parse_incarnations(start), decide.parse_incarnations(end)
         asked = connection_of(self.options)
-        available, first, last = asked.available(), decide.from_json(start), decide.from_json(end)
+        available, first, last = asked.read_available(), decide.parse_offset(start), decide.parse_offset(end)
         return _tasks(self.options, asked.listed, first, last, available, begun, planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -357,8 +359,8 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
-            made = decide.incarnations(end)
-            connection_of(self.options).acknowledge_index(decide.from_json(end), made, self.options.subscription)
+            made = decide.parse_incarnations(end)
+            connection_of(self.options).acknowledge_index(decide.parse_offset(end), made, self.options.subscription)
 
     def stop(self) -> None:
         connection_of(self.options).close()

@@ -56,19 +56,19 @@ FACES = (
         opens="__init__ create_producer subscribe create_reader create_table_view",
     ),
     Face(
-        Producer, "ReopenedFacade[AsyncProducer]", waits="prepare send_many flush",
+        Producer, "ForkReopenedFacade[AsyncProducer]", waits="prepare send_many flush",
         calls="producer_name last_sequence_id",
         hooks="_half: Callable[[AsyncHalf], Half]",
     ),
     Face(Half, "ProcessBoundFacade[AsyncHalf]", ends="commit rollback"),
     Face(Transaction, "ProcessBoundFacade[AsyncTransaction]", ends="commit prepare abort", facts="id state"),
     Face(
-        Consumer, "ReopenedFacade[AsyncConsumer]",
+        Consumer, "ForkReopenedFacade[AsyncConsumer]",
         waits="acknowledge_cumulative reconsume_later seek get_last_message_id unsubscribe",
         facts="subscription_name consumer_name dead_letter_policy",
     ),
-    Face(Reader, "ReopenedFacade[AsyncReader]", waits="seek"),
-    Face(TableView, "ReopenedFacade[AsyncTableView]", calls="get keys values items"),
+    Face(Reader, "ForkReopenedFacade[AsyncReader]", waits="seek"),
+    Face(TableView, "ForkReopenedFacade[AsyncTableView]", calls="get keys values items"),
 )  # fmt: skip
 
 CHANGES = {

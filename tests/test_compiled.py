@@ -44,7 +44,7 @@ def test_the_twin_that_is_asked_for_is_tested() -> None:
 
 def test_an_id_is_copied_and_pickled() -> None:
     made = message_id.MessageId(1, 2, 3, 4)
-    for each in (made, message_id.KnownId(1, 2, 3, 4, 5, "topic")):
+    for each in (made, message_id.UncheckedMessageId(1, 2, 3, 4, 5, "topic")):
         assert copy.copy(each) == copy.deepcopy(each) == pickle.loads(pickle.dumps(each)) == made
         assert type(pickle.loads(pickle.dumps(each))) is type(each)
         assert pickle.loads(pickle.dumps(each)).batch_size() == each.batch_size()

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from magnetar.cli.common.processes import bind_to_parent, free_port
+from magnetar.cli.common.processes import free_port, with_parent_death_signal
 
 from .maven import HERE, Missing, jars, tool
 
@@ -64,7 +64,7 @@ class Kafka:
         self._log = folder / "kafka.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                bind_to_parent([*java, "kafka.Kafka", str(written)]), stdout=log, stderr=log, cwd=folder
+                with_parent_death_signal([*java, "kafka.Kafka", str(written)]), stdout=log, stderr=log, cwd=folder
             )
 
     def wait_ready(self) -> None:

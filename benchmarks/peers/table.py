@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from magnetar.proto.versions import build
+from magnetar.proto.versions import build_kind
 
 from ..harness import commit, machine
 from ..tables import number
@@ -59,7 +59,7 @@ def record(name: str, plan: Plan, turns: Turns, missing: dict[str, str]) -> Reco
         "title": ROWS[name].title,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
-        "build": build(),
+        "build": build_kind(),
         "machine": machine(),
         "options": asdict(plan),
         "sides": {side: [asdict(each) for each in taken] for side, taken in turns.taken.items()},

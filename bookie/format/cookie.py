@@ -28,9 +28,9 @@ class Cookie(msgspec.Struct, frozen=True):
 
 
 def encode(cookie: Cookie) -> bytes:
-    return note.encode(MAGIC, cookie)
+    return note.encode_note(MAGIC, cookie)
 
 
 def decode(data: bytes, path: str) -> Cookie:
     """Returns the cookie. Raises Damaged or NewerFormat; `path` is for the message."""
-    return note.decode(data, MAGIC, Cookie, path)
+    return note.decode_note(data, MAGIC, Cookie, path)

@@ -20,7 +20,7 @@ from itertools import pairwise, zip_longest
 from operator import add
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, checksum_after
+from ...ledger.peer_format import ENTRY_HEADER, extend_checksum
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 from .journal import crc32c
@@ -70,7 +70,7 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
     head = _LENGTH.pack(length)
     if length < JOINED_BYTES_MIN:
         return crc32c(head, *stored)
-    return checksum_after(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
+    return extend_checksum(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
 
 
 def intact_record(data: bytes, start: int, end: int) -> bytes | None:

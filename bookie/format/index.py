@@ -66,7 +66,7 @@ class Extent(NamedTuple):
         return 4 * (2 * self.entries + 1)
 
 
-class Table(NamedTuple):
+class ExtentTable(NamedTuple):
     """The entry ids and places of an extent's records: record i is entry first + deltas[i], at log[start + offsets[i] :
     start + offsets[i + 1]].
     """
@@ -98,13 +98,13 @@ def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], s
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
 
 
-def encode_heads(extents: Sequence[Extent]) -> bytes:
+def encode_extent_heads(extents: Sequence[Extent]) -> bytes:
     return b"".join([_HEAD.pack(*extent) for extent in extents])
 
 
 def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
     assert all(a.ledger <= b.ledger for a, b in pairwise(extents)), "the extents of a group must ascend by ledger"
-    heads = encode_heads(extents)
+    heads = encode_extent_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
 
@@ -131,18 +131,18 @@ def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
-    extents = list(decode_heads(heads))
+    extents = list(decode_extent_heads(heads))
     if sum(extent.table_bytes for extent in extents) != header.tables_bytes:
         return None
     return extents
 
 
-def decode_heads(heads: Buffer) -> Iterator[Extent]:
+def decode_extent_heads(heads: Buffer) -> Iterator[Extent]:
     """Yields the extents in `heads`, whose checksum must have been compared before."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
-def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
+def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
     """Returns the extents of `ledger`, each with the offset of its table. `tables_offset` is the offset of the table of
     the first head.
     """
@@ -177,20 +177,20 @@ def head_columns(heads: bytes) -> HeadColumns:
     return HeadColumns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
 
 
-def intact_table(extent: Extent, data: bytes) -> Table | None:
+def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
     """Returns the table of an extent; None if it is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
     words = array("I", data)
     if sys.byteorder == "little":
         words.byteswap()
-    return Table(words[: extent.entries], words[extent.entries :])
+    return ExtentTable(words[: extent.entries], words[extent.entries :])
 
 
-def single_table(extent: Extent) -> Table:
+def single_table(extent: Extent) -> ExtentTable:
     """Returns the table of an extent that has one entry."""
     assert extent.entries == 1
-    return Table(array("I", (0,)), array("I", (0, extent.length)))
+    return ExtentTable(array("I", (0,)), array("I", (0, extent.length)))
 
 
 def _words(values: Sequence[int]) -> bytes:

@@ -41,7 +41,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...ledger.peer_format import ENTRY_HEADER, checksum_after
+from ...ledger.peer_format import ENTRY_HEADER, extend_checksum
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
 
@@ -54,7 +54,8 @@ from ...proto.checksum import JOINED_BYTES_MIN
 #                   | crc32c u32 (of the 52 bytes before) | 8 zero bytes
 #
 # `number` is the one in the file's name (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
-# file under a wrong name or with a broken checksum is `Damaged`, a whole one of another bookie `ForeignFile`, a newer
+# file under a wrong name or with a broken checksum is `DamagedFile`, a whole one of another bookie `ForeignFile`, a
+# newer
 # version `NewerFormat`.
 #
 # The versions are those of proto/versions.py. Example: magic "MGN-MARK", uuid 16 × 0x11, number 7:
@@ -70,7 +71,7 @@ assert _HEADER.size + _CRC.size + 8 == FILE_HEADER_BYTES
 Buffer = bytes | bytearray | memoryview
 
 
-class Damaged(Exception):
+class DamagedFile(Exception):
     """Raised when the bytes at `offset` of `path` are not what was written there."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
@@ -80,7 +81,7 @@ class Damaged(Exception):
         self.reason = reason
 
 
-class ForeignFile(Damaged):
+class ForeignFile(DamagedFile):
     """Raised when a file is whole and belongs to another bookie, because an operator mixed up directories. The bookie
     cannot repair this.
     """
@@ -122,18 +123,18 @@ def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path
     of bookie `uuid`.
     """
     if len(data) < FILE_HEADER_BYTES:
-        raise Damaged(path, 0, f"{len(data)} bytes are too few for a file header")
+        raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a file header")
     head = data[: _HEADER.size]
     found_magic, version, _, found_uuid, found_number, a, b = _HEADER.unpack(head)
     if found_magic != magic:
-        raise Damaged(path, 0, f"begins with {found_magic!r}, not {magic!r}")
+        raise DamagedFile(path, 0, f"begins with {found_magic!r}, not {magic!r}")
     if crc32c(head) != _CRC.unpack_from(data, _HEADER.size)[0] or any(data[_HEADER.size + 4 : FILE_HEADER_BYTES]):
-        raise Damaged(path, 0, "checksum of the file header does not match")
+        raise DamagedFile(path, 0, "checksum of the file header does not match")
     versions.check_format(_FORMATS[magic], version, path)
     if found_uuid != uuid:
         raise ForeignFile(path, 0, f"belongs to bookie {found_uuid.hex()}, not to {uuid.hex()}")
     if found_number != number:
-        raise Damaged(path, 0, f"says that it is number {found_number}, its name says {number}")
+        raise DamagedFile(path, 0, f"says that it is number {found_number}, its name says {number}")
     return FileHeader(found_magic, found_uuid, found_number, a, b)
 
 
@@ -246,7 +247,7 @@ def encode_adds(
             for part in stored[1:]:
                 crc = _sum(part, crc)
         else:
-            crc = checksum_after(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
+            crc = extend_checksum(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)

@@ -38,7 +38,7 @@ from typing import NamedTuple, assert_never
 
 from ...ledger.peer_format import KEY_BYTES
 from ...proto import versions
-from .journal import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
+from .journal import FILE_HEADER_BYTES, Buffer, DamagedFile, crc32c
 
 MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")
@@ -82,7 +82,7 @@ class Tombstone(NamedTuple):
     last: int
 
 
-class Quarantined(NamedTuple):
+class QuarantinedEntries(NamedTuple):
     """Entries whose only copy on this bookie is damaged: a read of one that is not found is UNKNOWN, never "no such
     entry".
     """
@@ -107,7 +107,7 @@ class LimboRow(NamedTuple):
     entered: bool
 
 
-class Drained(NamedTuple):
+class DrainedLog(NamedTuple):
     """An entry log whose living entries were all copied to another log: readers do not need it, and a start removes its
     files.
     """
@@ -115,7 +115,7 @@ class Drained(NamedTuple):
     log: int
 
 
-State = LedgerState | Tombstone | Quarantined | QuarantineEnd | LimboRow | Drained
+State = LedgerState | Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 
 
 def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
@@ -129,13 +129,13 @@ def encode(record: State) -> bytes:
             return encode_ledger(ledger, fenced, key, lac, last)
         case Tombstone(first, last):
             body = _BODY.pack(FactKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
-        case Quarantined(ledger, first, last):
+        case QuarantinedEntries(ledger, first, last):
             body = _BODY.pack(FactKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
         case QuarantineEnd(ledger, first, last):
             body = _BODY.pack(FactKind.MENDED, ledger, 0, _NO_KEY, first, last)
         case LimboRow(upto, entered):
             body = _BODY.pack(FactKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
-        case Drained(number):
+        case DrainedLog(number):
             body = _BODY.pack(FactKind.DRAINED, number, 0, _NO_KEY, 0, 0)
         case _ as never:
             assert_never(never)
@@ -154,13 +154,13 @@ def intact_record(data: Buffer, offset: int = 0) -> State | None:
         case FactKind.TOMBSTONE:
             return Tombstone(ledger, last)
         case FactKind.QUARANTINED:
-            return Quarantined(ledger, lac, last)
+            return QuarantinedEntries(ledger, lac, last)
         case FactKind.MENDED:
             return QuarantineEnd(ledger, lac, last)
         case FactKind.LIMBO:
             return LimboRow(ledger, bool(flags & _SET))
         case FactKind.DRAINED:
-            return Drained(ledger)
+            return DrainedLog(ledger)
     return None
 
 
@@ -169,5 +169,5 @@ def decode_all(data: bytes, path: str) -> Iterator[State]:
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
         record = intact_record(data, offset)
         if record is None:
-            raise Damaged(path, offset, "record of the ledger index is of an unknown type or not what was written")
+            raise DamagedFile(path, offset, "record of the ledger index is of an unknown type or not what was written")
         yield record

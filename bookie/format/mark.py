@@ -16,7 +16,8 @@ Written to a temporary name, synced, renamed, directory synced; never goes backw
 
 A mark of 124 bytes, with a checksum of the first seven numbers, is of a store without a cold log; its last log is the
 open one. A reader refuses a mark of another length or with a wrong checksum (Damaged): it was synced before its name.
-Example: Mark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and their checksum.
+Example: CheckpointMark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and their
+checksum.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import msgspec
 
 from ...proto import versions
 from ...proto.versions import NOTE, check_format
-from .journal import FILE_HEADER_BYTES, Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
+from .journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
 
 MAGIC = versions.MARK.magic
 _BODY = struct.Struct(">11Q")
@@ -45,7 +46,7 @@ class OpenLog(NamedTuple):
     index_end: int
 
 
-class Mark(NamedTuple):
+class CheckpointMark(NamedTuple):
     """The commit point: how much of the journal, the logs, their indexes and the ledger index counts, in bytes.
 
     `log` and its ends are the hot log's; log number 0: none is open.
@@ -64,18 +65,18 @@ class Mark(NamedTuple):
     last_log: int = 0
 
     @property
-    def hot(self) -> OpenLog:
+    def hot_open_log(self) -> OpenLog:
         return OpenLog(self.log, self.log_end, self.index_end)
 
     @property
-    def cold(self) -> OpenLog:
+    def cold_open_log(self) -> OpenLog:
         return OpenLog(self.cold_log, self.cold_end, self.cold_index_end)
 
     @property
-    def open_logs(self) -> tuple[int, int]:
+    def open_log_numbers(self) -> tuple[int, int]:
         return self.log, self.cold_log
 
-    def with_logs(self, hot: OpenLog, cold: OpenLog, last: int) -> Mark:
+    def with_logs(self, hot: OpenLog, cold: OpenLog, last: int) -> CheckpointMark:
         return self._replace(
             log=hot.number, log_end=hot.log_end, index_end=hot.index_end,
             cold_log=cold.number, cold_end=cold.log_end, cold_index_end=cold.index_end, last_log=last,
@@ -87,23 +88,23 @@ class Mark(NamedTuple):
         return self.journal, self.offset
 
 
-def encode_mark(mark: Mark, uuid: bytes, count: int) -> bytes:
+def encode_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
     body = _BODY.pack(*mark)
     return encode_file_header(FileHeader(MAGIC, uuid, count)) + body + _CRC.pack(crc32c(body))
 
 
-def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[Mark, int]:
+def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
     """Returns the mark, and the number of marks that the store has written. Raises Damaged or NewerFormat."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}
     body = known.get(len(data))
     if body is None:
-        raise Damaged(path, len(data), f"{len(data)} bytes long, not {MARK_BYTES}")
+        raise DamagedFile(path, len(data), f"{len(data)} bytes long, not {MARK_BYTES}")
     end = FILE_HEADER_BYTES + body.size
     if crc32c(data[FILE_HEADER_BYTES:end]) != _CRC.unpack_from(data, end)[0]:
-        raise Damaged(path, FILE_HEADER_BYTES, "checksum of the mark does not match")
-    mark = Mark(*body.unpack_from(data, FILE_HEADER_BYTES))
+        raise DamagedFile(path, FILE_HEADER_BYTES, "checksum of the mark does not match")
+    mark = CheckpointMark(*body.unpack_from(data, FILE_HEADER_BYTES))
     return (mark if body is _BODY else mark._replace(last_log=mark.log)), count
 
 
@@ -122,24 +123,24 @@ _HEAD = struct.Struct(">8sHI")
 N = TypeVar("N")
 
 
-def encode(magic: bytes, note: object) -> bytes:
+def encode_note(magic: bytes, note: object) -> bytes:
     body = msgspec.json.encode(note)
     data = _HEAD.pack(magic, NOTE.version, len(body)) + body
     return data + _CRC.pack(crc32c(data))
 
 
-def decode(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
+def decode_note(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
     """Returns the note, an object of class `kind`. Raises Damaged or NewerFormat."""
     if len(data) < _HEAD.size:
-        raise Damaged(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
+        raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
     found, version, length = _HEAD.unpack_from(data)
     if found != magic:
-        raise Damaged(path, 0, f"not a {kind.__name__.lower()}")
+        raise DamagedFile(path, 0, f"not a {kind.__name__.lower()}")
     end = _HEAD.size + length
     if len(data) != end + _CRC.size or crc32c(data[:end]) != _CRC.unpack_from(data, end)[0]:
-        raise Damaged(path, 0, f"checksum of the {kind.__name__.lower()} does not match")
+        raise DamagedFile(path, 0, f"checksum of the {kind.__name__.lower()} does not match")
     check_format(NOTE, version, path)
     try:
         return msgspec.json.decode(data[_HEAD.size : end], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Damaged(path, _HEAD.size, str(error)) from error
+        raise DamagedFile(path, _HEAD.size, str(error)) from error

@@ -34,10 +34,10 @@ class EntryCopy(NamedTuple):
     path: str
 
 
-def ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields the extents of a ledger in all logs, and any damage found in the logs' indexes."""
-    for log in indexes.logs(snapshot):
-        for found in indexes.log_extents(snapshot, log):
+    for log in indexes.list_log_numbers(snapshot):
+        for found in indexes.walk_log_extents(snapshot, log):
             if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
                 yield found
 
@@ -116,7 +116,7 @@ def journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
 
 def _blocks_after_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage | RemovedFile]:
     position = (0, 0) if snapshot.mark is None else snapshot.mark.position
-    for number in journals.journals(snapshot):
+    for number in journals.list_journal_numbers(snapshot):
         if number >= position[0]:
             for found in journals.walk_journal(snapshot, number, position[1] if number == position[0] else 0):
                 if isinstance(found, journals.Block | Damage | RemovedFile):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..format import index
-from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
+from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, ExtentTable, GroupHeader
 from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
@@ -23,7 +23,7 @@ from .snapshot import (
     Readable,
     RemovedFile,
     Snapshot,
-    numbers,
+    list_file_numbers,
     open_file,
     read_header,
     read_windows,
@@ -47,9 +47,9 @@ class IndexGroup(NamedTuple):
         return self.offset + GROUP_HEADER_BYTES + self.header.heads_bytes + self.header.tables_bytes
 
 
-def logs(snapshot: Snapshot) -> list[int]:
+def list_log_numbers(snapshot: Snapshot) -> list[int]:
     """Returns the numbers of all logs, including those of which only the log file or only the index file exists."""
-    return numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
+    return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
 def index_path(snapshot: Snapshot, log: int) -> str:
@@ -127,7 +127,7 @@ class IndexFile:
                 yield ExtentPlace(self.log, extent, offset)
                 offset += extent.table_bytes
 
-    def table(self, place: ExtentPlace) -> Table | Damage:
+    def table(self, place: ExtentPlace) -> ExtentTable | Damage:
         """Returns the table of an extent. A bad table is read a second time before it is called damaged, because the
         scrubber may be rewriting it in place.
         """
@@ -151,7 +151,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | RemovedFile
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else RemovedFile(path)
 
 
-def log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
+def walk_log_extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | RemovedFile]:
     """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):

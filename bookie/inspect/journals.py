@@ -35,7 +35,7 @@ from .snapshot import (
     Readable,
     RemovedFile,
     Snapshot,
-    numbers,
+    list_file_numbers,
     open_file,
     read_header,
     read_windows,
@@ -83,8 +83,8 @@ class OpenedJournal(NamedTuple):
 Found = OpenedJournal | Block | TornTail | Damage | RemovedFile
 
 
-def journals(snapshot: Snapshot) -> list[int]:
-    return numbers(snapshot, JOURNAL, (SUFFIX,))
+def list_journal_numbers(snapshot: Snapshot) -> list[int]:
+    return list_file_numbers(snapshot, JOURNAL, (SUFFIX,))
 
 
 def spare_names(snapshot: Snapshot) -> list[str]:
@@ -99,7 +99,7 @@ def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
     """Yields a Damage for each journal that does not exist although the mark or the neighbours' numbers require it."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
-    there = journals(snapshot)
+    there = list_journal_numbers(snapshot)
     for number in range(snapshot.mark.journal, max(there, default=snapshot.mark.journal) + 1):
         if number not in there:
             mark = take_snapshot(snapshot.files, snapshot.directory).mark

@@ -1,8 +1,8 @@
 """The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 
-`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers` makes one pass for
-every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of this folder
-returns a key.
+`read_index_overview` is one pass over the file: the facts, and which ledgers have a descriptor. `walk_ledgers` makes
+one pass for every `WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of
+this folder returns a key.
 
 A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 """
@@ -26,7 +26,7 @@ from .snapshot import (
     Damage,
     Readable,
     Snapshot,
-    numbers,
+    list_file_numbers,
     open_file,
     read_header,
     read_windows,
@@ -38,7 +38,7 @@ _TRIES = 3
 _PIECE_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
 
 
-class Ledger(NamedTuple):
+class IndexedLedger(NamedTuple):
     """The record of a ledger in the ledger index, without the ledger's key."""
 
     ledger: int
@@ -60,7 +60,7 @@ class IndexOverview(NamedTuple):
     quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
 
 
-def overview(snapshot: Snapshot) -> IndexOverview:
+def read_index_overview(snapshot: Snapshot) -> IndexOverview:
     facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
     opened = _open(snapshot)
     if isinstance(opened, Damage):
@@ -84,7 +84,9 @@ def overview(snapshot: Snapshot) -> IndexOverview:
     return IndexOverview(facts, ledgers, damages, file.path, end, quarantined)
 
 
-def walk_ledgers(snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
+def walk_ledgers(
+    snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: int | None = None
+) -> Iterator[IndexedLedger]:
     """Yields the records of the ledgers with `start` ≤ id < `stop`, ascending: the last record of each."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
@@ -93,10 +95,10 @@ def walk_ledgers(snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: 
     wanted = (ledger for ledger in seen.ledgers if ledger >= start and (stop is None or ledger < stop))
     try:
         while ids := list(islice(wanted, WINDOW)):
-            found: dict[int, Ledger] = dict.fromkeys(ids, Ledger(-1, False, -1, -1))
+            found: dict[int, IndexedLedger] = dict.fromkeys(ids, IndexedLedger(-1, False, -1, -1))
             for record in _records(snapshot, file, end):
                 if isinstance(record, LedgerState) and record.ledger in found:
-                    found[record.ledger] = Ledger(record.ledger, record.fenced, record.lac, record.last)
+                    found[record.ledger] = IndexedLedger(record.ledger, record.fenced, record.lac, record.last)
             yield from (state for state in found.values() if state.ledger >= 0)
     finally:
         file.close()
@@ -117,7 +119,7 @@ def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
 def _named(snapshot: Snapshot) -> tuple[int, int | None]:
     if snapshot.mark is not None:
         return snapshot.mark.ledgers_generation, snapshot.mark.ledgers_end
-    return max(numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
+    return max(list_file_numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
 
 
 def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:

@@ -20,8 +20,8 @@ from ..format.journal import RECORD_BYTES_MAX
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import log_name
 from ..store.index import ExtentPlace
-from .indexes import index_path, log_extents
-from .ledgers import overview
+from .indexes import index_path, walk_log_extents
+from .ledgers import read_index_overview
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
@@ -38,7 +38,7 @@ _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f]
 """Matches the first bytes of a record: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
 
 
-class Entry(NamedTuple):
+class LoggedEntry(NamedTuple):
     """A record of an entry log: its place, the ids of its entry, and the entry's last-add-confirmed."""
 
     log: int
@@ -57,7 +57,7 @@ class OpenedLog(NamedTuple):
     end: int  # what counts of it
 
 
-Found = OpenedLog | Entry | Damage | RemovedFile
+Found = OpenedLog | LoggedEntry | Damage | RemovedFile
 
 
 def log_path(snapshot: Snapshot, log: int) -> str:
@@ -73,11 +73,12 @@ def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return RemovedFile(path)
-    facts = overview(take_snapshot(snapshot.files, snapshot.directory)).facts
+    facts = read_index_overview(take_snapshot(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return RemovedFile(path)
     if all(
-        isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in log_extents(snapshot, log)
+        isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones
+        for each in walk_log_extents(snapshot, log)
     ):
         return RemovedFile(path)
     return Damage(path, 0, "the log is missing, and its index is there")
@@ -111,7 +112,7 @@ def _end_offset(snapshot: Snapshot, log: int) -> int | None:
     if not snapshot.is_committed(log):
         return DATA_OFFSET
     last = None
-    for found in log_extents(snapshot, log):
+    for found in walk_log_extents(snapshot, log):
         if isinstance(found, Damage | RemovedFile):
             return None
         last = max(last or 0, found.extent.start + found.extent.length)
@@ -127,7 +128,7 @@ class _Walk:
         self._base = 0
         self._window = b""
 
-    def records(self, offset: int) -> Iterator[Entry | Damage]:
+    def records(self, offset: int) -> Iterator[LoggedEntry | Damage]:
         while offset < self._end:
             found = self._record(offset)
             if found is None:
@@ -157,7 +158,7 @@ class _Walk:
         at = offset - self._base
         return self._window[at : at + size]
 
-    def _record(self, offset: int) -> Entry | None:
+    def _record(self, offset: int) -> LoggedEntry | None:
         head = self._bytes(offset, RECORD_HEADER_BYTES)
         length = int.from_bytes(head[:4], "big")
         if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER.size <= length <= RECORD_BYTES_MAX:
@@ -167,7 +168,7 @@ class _Walk:
         ids = entry_ids(stored) if stored is not None else None
         if stored is None or ids is None or ids.ledger < 0 or ids.entry < 0:
             return None
-        return Entry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
+        return LoggedEntry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
 
     def _only_zeros(self, start: int) -> bool:
         return not any(data.strip(b"\0") for _, data in read_windows(self._file, start, self._end))

@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     title: str
 
 
-def picture(snapshot: Snapshot, summary: StoreSummary) -> str:
+def render_html(snapshot: Snapshot, summary: StoreSummary) -> str:
     cookie = snapshot.cookie
     name = "unknown bookie" if cookie is None else f"bookie {cookie.bookie}"
     return "\n".join([

@@ -35,8 +35,8 @@ from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import mark as note
 from ..format.cookie import Cookie
-from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header
-from ..format.mark import Mark
+from ..format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, decode_file_header
+from ..format.mark import CheckpointMark
 from ..store import boot, disk
 from ..store import state_log as losses
 from ..store.checkpoint import MARK
@@ -48,9 +48,9 @@ __all__ = [
     "Readable",
     "RemovedFile",
     "Snapshot",
-    "numbers",
+    "list_file_numbers",
     "open_file",
-    "open_logs",
+    "open_log_ends",
     "read_header",
     "read_windows",
     "take_snapshot",
@@ -83,7 +83,7 @@ class Snapshot(NamedTuple):
     directory: str
     uuid: bytes  # of the cookie, else of the mark; zeros: neither can be read
     cookie: Cookie | None
-    mark: Mark | None
+    mark: CheckpointMark | None
     marks_written: int
     damages: list[Damage]
     reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
@@ -94,16 +94,18 @@ class Snapshot(NamedTuple):
     def committed_ends(self, log: int) -> tuple[int, int] | None:
         """Returns (log end, index end) of a log that is being written; None if the log's files count up to their ends.
         """
-        return None if self.mark is None else open_logs(self.mark).get(log)
+        return None if self.mark is None else open_log_ends(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
         """Returns whether the mark covers the log; if not, an unfinished checkpoint made it."""
         return self.mark is None or log <= self.mark.last_log
 
 
-def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
+def open_log_ends(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
     """Returns the logs that are being written, with (log end, index end) of each."""
-    return {each.number: (each.log_end, each.index_end) for each in (mark.hot, mark.cold) if each.number}
+    return {
+        each.number: (each.log_end, each.index_end) for each in (mark.hot_open_log, mark.cold_open_log) if each.number
+    }
 
 
 def take_snapshot(files: Files, directory: str) -> Snapshot:
@@ -130,7 +132,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
     try:
         cookie = cookie_format.decode(_whole(files, path), path)
         uuids.UUID(cookie.bookie)
-    except Damaged as error:
+    except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except ValueError:
         damages.append(Damage(path, 0, f"{cookie.bookie!r} is no uuid"))
@@ -141,7 +143,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
     return None
 
 
-def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[Mark | None, int, bytes]:
+def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[CheckpointMark | None, int, bytes]:
     """Returns (mark, number of marks written, uuid). The uuid is the mark's if that of the cookie is unknown."""
     if not files.exists(path):
         damages.append(Damage(path, 0, "the mark is missing"))
@@ -149,7 +151,7 @@ def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[
     try:
         data = _whole(files, path)
         mark, count = mark_format.decode_mark(data, uuid or data[12:28], path)
-    except Damaged as error:
+    except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
@@ -162,8 +164,8 @@ def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
     if not files.exists(path):
         return ()
     try:
-        return note.decode(_whole(files, path), losses.MAGIC, losses.Note, path).reasons
-    except Damaged as error:
+        return note.decode_note(_whole(files, path), losses.MAGIC, losses.DataLossNote, path).reasons
+    except DamagedFile as error:
         damages.append(Damage(error.path, error.offset, error.reason))
     except FileNotFoundError:  # limbo was left meanwhile
         pass
@@ -220,13 +222,13 @@ def read_header(snapshot: Snapshot, file: Readable, magic: bytes, number: int, o
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
         return decode_file_header(data, magic, uuid, number, file.path)
-    except Damaged as error:
+    except DamagedFile as error:
         return Damage(error.path, offset + error.offset, error.reason)
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
 
 
-def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
+def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
     """Returns the numbers in the names of the files in a directory of the store, ascending; other names are ignored."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):

@@ -109,7 +109,7 @@ def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary |
     state = _state(snapshot, log, facts)
     return LogSummary(
         log, state, size or 0, sums.data_bytes, 0 if state == "drained" else sums.live_bytes, sums.groups, sums.extents,
-        sums.entries, sums.ledgers, sums.live_ledgers, sums.finished(), damages,
+        sums.entries, sums.ledgers, sums.live_ledgers, sums.largest_ledgers(), damages,
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ class _Sums:
         if len(self.holders) >= 4 * HOLDERS_MAX:
             self.holders = heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
-    def finished(self) -> list[LedgerShare]:
+    def largest_ledgers(self) -> list[LedgerShare]:
         return heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
 
 
@@ -190,13 +190,13 @@ def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda 
     """Returns the summary of the whole store. Reads the journals and the heads of all indexes; calls `advance` with the
     number of files that are done.
     """
-    seen = ledgers.overview(snapshot)
+    seen = ledgers.read_index_overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []
-    for number in indexes.logs(snapshot):
+    for number in indexes.list_log_numbers(snapshot):
         of_logs.append(summarize_log(snapshot, number, seen.facts))
         advance(len(of_logs))
     of_journals: list[JournalSummary | RemovedFile] = []
-    for number in journals.journals(snapshot):
+    for number in journals.list_journal_numbers(snapshot):
         of_journals.append(summarize_journal(snapshot, number))
         advance(len(of_logs) + len(of_journals))
     known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
@@ -228,7 +228,7 @@ def _other_bytes(snapshot: Snapshot) -> int:
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):
             total += _size_of_plain(snapshot, snapshot.path(name))
-    for log in indexes.logs(snapshot):
+    for log in indexes.list_log_numbers(snapshot):
         total += _size(snapshot, indexes.index_path(snapshot, log)) or 0
     return total
 

@@ -8,7 +8,7 @@ then is it repaired (M21). The copy at slot i of a final fragment consists of th
                or its bookie answers and lacks some: those go to it again, the record stays
     undecided  its bookie is not gone, and does not answer
 
-`decide` gives the next step, the first that fits:
+`decide_next_step` gives the next step, the first that fits:
 
 | step | when |
 |---|---|
@@ -49,7 +49,7 @@ from ..store.memtable import Intervals
 #     DAMAGED     is registered, and reports damaged entries
 #     RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
 #
-# or when a recovery of it was begun and did not end. `judge` gives the mark that the ledger should have, from its
+# or when a recovery of it was begun and did not end. `decide_mark` gives the mark that the ledger should have, from its
 # record, the facts and its present mark: the same facts give the same mark, whichever auditor judges and however often.
 # A mark's `since_ms` is that of its first appearance; when its bookies change it is new to the workers: no attempts, no
 # waiting.
@@ -111,7 +111,7 @@ def bookies_of(record: LedgerRecord) -> dict[str, None]:
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
-def judge(
+def decide_mark(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
@@ -147,7 +147,7 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
     )
 
 
-def record_failure(
+def mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """Returns the mark after an attempt that did not repair the ledger: the wait before the next attempt is twice as
@@ -199,7 +199,7 @@ class FinalFragment(NamedTuple):
     bookies: tuple[str, ...]
 
 
-class Gap(NamedTuple):
+class CopyGap(NamedTuple):
     """A missing copy, or a part of one: those entries of `first … last` whose write set has `slot`."""
 
     first: int  # of the fragment
@@ -219,7 +219,7 @@ class Unmark(NamedTuple):
 class Fill(NamedTuple):
     """Step: copy the missing entries of these gaps."""
 
-    gaps: tuple[Gap, ...]
+    gaps: tuple[CopyGap, ...]
 
 
 class Recover(NamedTuple):
@@ -269,7 +269,7 @@ def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tu
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
-        for low, high in held.within(first, last):
+        for low, high in held.intersect(first, last):
             if at < low:
                 found.append((at, low - 1))
             at = high + 1
@@ -285,23 +285,23 @@ def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Fin
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
-def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
+def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
     """Returns all gaps of the final fragments, first those of the fragments with the fewest complete copies. `held`:
     the entries that each bookie reported.
     """
     striping = striping_of(record)
-    found: list[tuple[int, int, Gap]] = []
+    found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(final_fragments(record)):
-        here: list[Gap] = []
+        here: list[CopyGap] = []
         for slot, bookie in enumerate(final.bookies):
             wanted = runs(striping, slot, final.first, final.last)
             if bookie in gone:
-                here.append(Gap(final.first, final.last, slot, bookie, True, tuple(wanted)))
+                here.append(CopyGap(final.first, final.last, slot, bookie, True, tuple(wanted)))
                 continue
             answer = held[final.first, bookie]
             missing = () if answer is None else missing_runs(wanted, answer)
             if missing:
-                here.append(Gap(final.first, final.last, slot, bookie, False, missing))
+                here.append(CopyGap(final.first, final.last, slot, bookie, False, missing))
         found += [(-len(here), number, gap) for gap in here]
     return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
 
@@ -315,8 +315,8 @@ def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], depart
 
 
 class LedgerCopies(msgspec.Struct, frozen=True):
-    """What a worker found out about the copies of a ledger, as input for `decide`. `unsettled_s`: for how many seconds
-    its last fragment has been in its present state.
+    """What a worker found out about the copies of a ledger, as input for `decide_next_step`. `unsettled_s`: for how
+    many seconds its last fragment has been in its present state.
     """
 
     record: LedgerRecord | None
@@ -366,14 +366,14 @@ def damaged_in_last_fragment(record: LedgerRecord, reports: Mapping[str, Damaged
     )  # fmt: skip
 
 
-def decide(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
+def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
     """Returns the next step, by the table in the module's docstring. `tried`: each gap was already tried since this
     worker got the lock.
     """
     record = look.record
     if record is None:
         return Unmark("the ledger was deleted")
-    found = gaps(record, look.gone, look.held)
+    found = find_copy_gaps(record, look.gone, look.held)
     if found and not tried:
         return Fill(found)
     if is_unsettled(record, look.gone | look.damaged):

@@ -36,13 +36,13 @@ from pyroaring import BitMap64
 
 from ...ledger import client as deletions
 from ...metadata import paths, records
-from ...metadata.store import MetadataStore, ledgers_in
+from ...metadata.store import MetadataStore, parse_ledger_ids
 from ...proto.errors import Busy, MagnetarError, NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
-from ..format.journal import Damaged
+from ..format.journal import DamagedFile
 from ..store import disk
 from ..store.disk import NoSpace
 from ..store.entrylog.mover import CompactionPolicy, LogPlan
@@ -69,7 +69,7 @@ NOTE = "gc"
 MAGIC = b"MGN-GCOL"
 
 
-class Times(msgspec.Struct, frozen=True):
+class LastCompactionTimes(msgspec.Struct, frozen=True):
     """The wall-clock times of the last compactions, in ms."""
 
     minor_ms: int
@@ -90,7 +90,7 @@ class CompactionSchedule:
         self._major_s = major_s
         now = world.clock.monotonic()
         self._minor_due, self._major_due = now + minor_s, now + major_s
-        self._times = Times(world.clock.wall_ms(), world.clock.wall_ms())
+        self._times = LastCompactionTimes(world.clock.wall_ms(), world.clock.wall_ms())
 
     async def load(self) -> None:
         found = await self._worker.run(self._read)
@@ -127,20 +127,20 @@ class CompactionSchedule:
     async def close(self) -> None:
         await self._worker.close()
 
-    def _read(self) -> Times | None:
+    def _read(self) -> LastCompactionTimes | None:
         path = join_path(self._directory, NOTE)
         if not self._world.files.exists(path):
             return None
         try:
-            return note.decode(disk.read_file(self._world.files, path), MAGIC, Times, path)
-        except (Damaged, NewerFormat, OSError) as error:
+            return note.decode_note(disk.read_file(self._world.files, path), MAGIC, LastCompactionTimes, path)
+        except (DamagedFile, NewerFormat, OSError) as error:
             _LOG.warning("the times of the last compactions cannot be read: %s", error)
             return None
 
     async def _save(self) -> None:
-        data = note.encode(MAGIC, self._times)
+        data = note.encode_note(MAGIC, self._times)
         try:
-            await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
             _LOG.warning("the times of the last compactions are not stored: %s", error)
 
@@ -393,7 +393,7 @@ async def _ids(names: list[str]) -> BitMap64:
     """
     found = BitMap64()
     for at in range(0, len(names), _PART):
-        found.update(ledgers_in(paths.LEDGERS, names[at : at + _PART]))
+        found.update(parse_ledger_ids(paths.LEDGERS, names[at : at + _PART]))
         await asyncio.sleep(0)
     return found
 

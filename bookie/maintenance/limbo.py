@@ -5,7 +5,7 @@ bookie serves. Ledgers up to `limbo_upto` are fenced here for ever, because a fe
 of theirs is UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are
 not concerned: the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
 
-`LimboExit.run` leaves limbo. It makes passes. A pass restores every ledger up to `limbo_upto`
+`LimboRestorer.run` leaves limbo. It makes passes. A pass restores every ledger up to `limbo_upto`
 (bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import CounterRecord
-from ...metadata.store import MetadataStore, get_record, ledgers_in
+from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -42,11 +42,11 @@ async def largest_allocated_ledger(metadata: MetadataStore) -> int:
     reserved count.
     """
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
-    listed = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
+    listed = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
-class LimboExit:
+class LimboRestorer:
     """Ends the limbo of one bookie: restores the lost data. Calls `left` once, when that is done. `metadata` returns
     the current metadata session.
     """
@@ -116,7 +116,7 @@ class LimboExit:
         """Restores the remaining ledgers; returns whether all of them are whole."""
         metadata = self._metadata()
         upto = self.limbo_upto
-        ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
+        ledgers = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
         wanted = [ledger for ledger in ledgers if ledger <= upto]
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0

@@ -27,7 +27,15 @@ from ...metadata.records import (
     decode,
     encode,
 )
-from ...metadata.store import ABSENT, UNREADABLE, MetadataStore, find_readable, get_record, ledgers_in, update_record
+from ...metadata.store import (
+    ABSENT,
+    UNREADABLE,
+    MetadataStore,
+    find_readable,
+    get_record,
+    parse_ledger_ids,
+    update_record,
+)
 from ...proto.errors import BadVersion, MagnetarError
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
@@ -44,14 +52,14 @@ async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | No
     return None if found is None else found[0]
 
 
-async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
+async def read_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
     """Returns the mark of a ledger and its version; None if the ledger has no mark."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
 async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
     """Returns the ledgers that have a node in this folder, ascending. Nodes with other names are ignored."""
-    return sorted(ledgers_in(folder, await store.children(folder)))
+    return sorted(parse_ledger_ids(folder, await store.children(folder)))
 
 
 async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
@@ -88,7 +96,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
     """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
-        record = await find_readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
+        record = await find_readable(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
         if record is not None:
             found[name] = record[0]
     return found
@@ -96,7 +104,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
 
 async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
     """Deletes a bookie's report of damage; does nothing if the report is changed at the same moment."""
-    path = paths.damaged(ledger_id, bookie)
+    path = paths.damaged_copies_of_bookie(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
         with contextlib.suppress(BadVersion):
@@ -126,7 +134,7 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
     """
     path = paths.under_replicated(ledger_id)
     while True:
-        found = await mark_of(store, ledger_id)
+        found = await read_mark(store, ledger_id)
         before, version = (None, ABSENT) if found is None else found
         wanted = change(before)
         if wanted == before:
@@ -148,11 +156,11 @@ async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> boo
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
-        return await mark_of(store, ledger_id) is None
+        return await read_mark(store, ledger_id) is None
     return True
 
 
-async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Creates the ephemeral node `path` with this record, which makes this process its owner. Returns False if another
     process owns the node. If the outcome is unknown, the node is read and its token compared.
 
@@ -190,7 +198,7 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
         _LOG.debug("%s stays until the session ends: %s", path, error)
 
 
-async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
+async def list_records(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
     """Returns every record directly below the folder; those that cannot be read are left out."""
     found: list[R] = []
     for name in await store.children(folder):

@@ -1,6 +1,6 @@
 """Repair: auditor and worker together, as every bookie runs them, or `magnetar repair run` alone.
 
-    repair = Repair(world, metadata, client, config, name="…")
+    repair = AutoRepair(world, metadata, client, config, name="…")
     await repair.run()      until cancelled; raises SessionExpired when the metadata session is lost
 
 All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
@@ -34,7 +34,15 @@ from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
 from ..store.memtable import Intervals
 from . import marks
-from .copies_core import BookieAbsences, RepairReason, bookies_of, copies_to_ask, gaps, judge, with_due_now
+from .copies_core import (
+    BookieAbsences,
+    RepairReason,
+    bookies_of,
+    copies_to_ask,
+    decide_mark,
+    find_copy_gaps,
+    with_due_now,
+)
 from .repair_worker import Copier, RepairConfig, RepairWorker
 
 # ------------------------------------------------------------------------------------------------------- auditor
@@ -116,7 +124,7 @@ class Auditor:
         try:
             while True:
                 try:
-                    if await marks.claim(self._metadata, paths.REPAIR_AUDITOR, self._node):
+                    if await marks.claim_node(self._metadata, paths.REPAIR_AUDITOR, self._node):
                         _LOG.info("%s is the auditor", self._node.name)
                         await self._serve()
                 except MagnetarError as error:
@@ -272,7 +280,7 @@ class Auditor:
         waits = self._is_recovering(ledger, record) and not found
 
         def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
-            wanted = judge(record, gone, found, mark, now_ms)
+            wanted = decide_mark(record, gone, found, mark, now_ms)
             return None if mark is None and waits and wanted is not None and not wanted.bookies else wanted
 
         if marked is not None and ledger not in marked and change(None) is None:
@@ -395,7 +403,7 @@ class Auditor:
             if there is not None and not there.limbo:
                 answer = await self._copier.find_held(record, bookie, final.first, final.last)
             held[final.first, bookie] = answer
-        return {gap.bookie: RepairReason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}
+        return {gap.bookie: RepairReason.INCOMPLETE for gap in find_copy_gaps(record, gone, held) if not gap.gone}
 
 
 # -------------------------------------------------------------------------------------------------------- repair
@@ -413,12 +421,12 @@ def new_token(world: World) -> str:
     return world.rng.randbytes(16).hex()
 
 
-class Repair:
+class AutoRepair:
     """The auditor and the worker of one process. The caller closes `metadata` and `client`. `name` is the worker's
     name; a bookie uses its id.
 
-    `token` identifies the owner of ephemeral nodes. All `Repair` objects of one metadata session use the same token, so
-    that a new one owns the nodes that the old one left.
+    `token` identifies the owner of ephemeral nodes. All `AutoRepair` objects of one metadata session use the same
+    token, so that a new one owns the nodes that the old one left.
     """
 
     def __init__(
@@ -441,11 +449,11 @@ class Repair:
 
 
 class RepairSupervisor:
-    """Runs a `Repair`, and a new one whenever it ends, for the life of a process. `metadata` returns the current
+    """Runs a `AutoRepair`, and a new one whenever it ends, for the life of a process. `metadata` returns the current
     metadata session.
 
-    After a failure, or in a new metadata session, a new `Repair` begins. After a failure the session continues, with
-    nodes that the old one could not delete, so the token belongs to the session.
+    After a failure, or in a new metadata session, a new `AutoRepair` begins. After a failure the session continues,
+    with nodes that the old one could not delete, so the token belongs to the session.
     """
 
     def __init__(
@@ -458,7 +466,7 @@ class RepairSupervisor:
         self._retry_s = retry_s
         self._session: MetadataStore | None = None
         self._token = ""  # of the session
-        self._repair: Repair | None = None
+        self._repair: AutoRepair | None = None
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def run(self) -> None:
@@ -468,7 +476,7 @@ class RepairSupervisor:
             if metadata is not self._session:
                 self._session, self._token = metadata, new_token(self._world)
             client = LedgerClient(self._world, metadata)
-            self._repair = Repair(self._world, metadata, client, self._config, self.name, self._token)
+            self._repair = AutoRepair(self._world, metadata, client, self._config, self.name, self._token)
             try:
                 await self._repair.run()
             except MagnetarError as error:

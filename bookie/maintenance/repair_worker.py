@@ -25,7 +25,7 @@ from ...ledger import lost as records
 from ...ledger.adds_format import ADDS_MAX, decode_statuses, encode_adds
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
-from ...ledger.metadata_core import Refused, replace_in_fragment
+from ...ledger.metadata_core import TransitionRefused, replace_in_fragment
 from ...ledger.peer_format import (
     ENTRIES_MAX,
     ENTRY_HEADER,
@@ -56,8 +56,8 @@ from ...runtime.tasks import Tasks, run_together
 from ..store.memtable import Intervals
 from . import marks
 from .copies_core import (
+    CopyGap,
     CopyRateLimit,
-    Gap,
     LedgerCopies,
     Recover,
     StuckReason,
@@ -65,11 +65,11 @@ from .copies_core import (
     Wait,
     copies_to_ask,
     damaged_in_last_fragment,
-    decide,
+    decide_next_step,
     gone_bookies,
     is_unsettled,
+    mark_after_failure,
     missing_runs,
-    record_failure,
     wait_left_s,
     why_unreadable,
 )
@@ -438,7 +438,7 @@ class RepairWorker:
     async def _try(self, ledger: int) -> None:
         """Repairs the ledger if its mark is due and this worker gets the lock."""
         try:
-            found = await marks.mark_of(self._metadata, ledger)
+            found = await marks.read_mark(self._metadata, ledger)
             if found is None:
                 return
             wait_s = self._waits_s(ledger, *found)
@@ -446,7 +446,7 @@ class RepairWorker:
                 self._put_off(ledger, wait_s)
                 return
             path = paths.repair_lock(ledger)
-            if not await marks.claim(self._metadata, path, self._lock):
+            if not await marks.claim_node(self._metadata, path, self._lock):
                 self._put_off(ledger, self._config.poll_interval_s)
                 return
             try:
@@ -483,7 +483,7 @@ class RepairWorker:
         tried = False
         while True:
             look = await self._examine(ledger, mark)
-            step = decide(look, tried, self._config.open_ledger_grace_s)
+            step = decide_next_step(look, tried, self._config.open_ledger_grace_s)
             if isinstance(step, Unmark):
                 await self._unmark(ledger, version, step.why)
                 return
@@ -563,12 +563,12 @@ class RepairWorker:
         def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
             if current is None or stuck.why is StuckReason.OPEN:
                 return current
-            return record_failure(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
+            return mark_after_failure(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
 
         await marks.change_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: LedgerCopies, gaps: Sequence[Gap]) -> Wait | None:
+    async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> Wait | None:
         """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
         """
         record, worst = look.record, None
@@ -584,7 +584,7 @@ class RepairWorker:
                 worst = Wait(why, text) if worst is None or why is StuckReason.LOST else worst
         return worst
 
-    async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
+    async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> LedgerRecord:
         """Fills a gap in the order `FILL` (bookie/maintenance/copies_core.py). Returns the ledger's record afterwards.
         """
         target = self._choose(record, gone, gap)
@@ -598,7 +598,7 @@ class RepairWorker:
             raise CopyFailed(StuckReason.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
         return await self._replace(record, gap, target) if gap.gone else record
 
-    def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
+    def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> str:
         """Returns the bookie that gets the copy: the gap's own bookie if it is not gone, else a new one that fits the
         rest of the ensemble.
         """
@@ -606,7 +606,7 @@ class RepairWorker:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
         slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
-        found = self._client.bookies.replace_gone(ensemble, slots, record.write_quorum, gone)
+        found = self._client.bookies.choose_replacements_for_gone(ensemble, slots, record.write_quorum, gone)
         if not found:
             raise CopyFailed(
                 StuckReason.NO_TARGET,
@@ -614,16 +614,16 @@ class RepairWorker:
             )
         return found[gap.slot]
 
-    async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
+    async def _held_at(self, record: LedgerRecord, bookie: str, gap: CopyGap) -> Intervals:
         held = await self._copier.find_held(record, bookie, gap.first, gap.last)
         if held is None:
             raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {bookie} does not answer")
         return held
 
-    async def _replace(self, record: LedgerRecord, gap: Gap, target: str) -> LedgerRecord:
+    async def _replace(self, record: LedgerRecord, gap: CopyGap, target: str) -> LedgerRecord:
         change = partial(replace_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
-        outcome = await records.apply_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
-        if isinstance(outcome, Refused):
+        outcome = await records.store_transition(self._metadata, record.ledger_id, change, timeout_s=30.0)
+        if isinstance(outcome, TransitionRefused):
             raise CopyFailed(StuckReason.FAILED, outcome.reason.value)
         _LOG.info(
             "ledger %d: bookie %s takes the place of %s from entry %d on",
@@ -667,7 +667,7 @@ async def _silent() -> None:
     return None
 
 
-def _bytes_of(record: LedgerRecord, gaps: Sequence[Gap]) -> int:
+def _bytes_of(record: LedgerRecord, gaps: Sequence[CopyGap]) -> int:
     """Returns about how many bytes are to be copied for the gaps."""
     entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
     return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

@@ -38,11 +38,11 @@ from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.index import Extent
-from ..format.journal import Damaged
+from ..format.journal import DamagedFile
 from ..store import boot, disk
 from ..store.disk import NoSpace
 from ..store.entrylog import files as log_files
-from ..store.entrylog.files import ExtentWalk, rewrite_table
+from ..store.entrylog.files import ExtentScan, rewrite_table
 from ..store.entrylog.mover import file_size
 from ..store.store import Store
 from . import marks
@@ -146,7 +146,7 @@ class Scrubber:
         while True:
             try:
                 extents = await self._worker.run(next, parts, None)
-            except (Damaged, FileNotFoundError) as error:
+            except (DamagedFile, FileNotFoundError) as error:
                 if number in self._store.index.logs():
                     _LOG.error("the index of log %d is damaged; the next start rebuilds it: %s", number, error)
                 return
@@ -163,7 +163,7 @@ class Scrubber:
     async def _scrub_extent(self, number: int, extent: Extent) -> None:
         path = join_path(self._entries, log_files.log_name(number))
         try:
-            walk = await self._worker.run(ExtentWalk, self._world.files, path, extent)
+            walk = await self._worker.run(ExtentScan, self._world.files, path, extent)
         except FileNotFoundError:
             return  # compacted or deleted just now
         try:
@@ -180,7 +180,7 @@ class Scrubber:
         else:
             await self._judge(number, extent)
 
-    async def _check_table(self, number: int, extent: Extent, walk: ExtentWalk) -> None:
+    async def _check_table(self, number: int, extent: Extent, walk: ExtentScan) -> None:
         found = await self._store.find_extent(number, extent)
         if found is None or found[1] is not None:
             return
@@ -245,8 +245,8 @@ class Scrubber:
             if not self._world.files.exists(path):
                 return ScrubPosition()
             try:
-                return note.decode(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
-            except (Damaged, NewerFormat) as error:
+                return note.decode_note(disk.read_file(self._world.files, path), MAGIC, ScrubPosition, path)
+            except (DamagedFile, NewerFormat) as error:
                 _LOG.warning("the scrubber starts again: %s", error)
                 return ScrubPosition()
 
@@ -256,8 +256,8 @@ class Scrubber:
         moment = self._world.clock.monotonic()
         if now or moment - self._saved_at >= SAVE_S:
             self._saved_at = moment
-            data = note.encode(MAGIC, self._place)
-            await self._worker.run(disk.replace, self._world.files, self._directory, SCRUB, data)
+            data = note.encode_note(MAGIC, self._place)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, SCRUB, data)
 
     def describe(self) -> dict[str, object]:
         place = self._place
@@ -301,7 +301,7 @@ class QuarantineReports:
                 try:
                     await store_report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 except DamagedRecord as error:  # what another process put there cannot be changed
-                    UNREADABLE.skip(paths.damaged(ledger, self._bookie), error)
+                    UNREADABLE.skip(paths.damaged_copies_of_bookie(ledger, self._bookie), error)
                     continue
             if ranges:
                 self._reported[ledger] = ranges
@@ -312,7 +312,9 @@ class QuarantineReports:
         """Reads the records, and quarantines the damaged entries that readers added to them."""
         adopted = False
         for ledger in await marks.list_ledgers(metadata, paths.DAMAGED):
-            found = await find_readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
+            found = await find_readable(
+                metadata, paths.damaged_copies_of_bookie(ledger, self._bookie), DamagedEntriesRecord
+            )
             if found is None:
                 continue
             new = subtract_ranges(found[0].ranges, self._reported.get(ledger, ()))

@@ -11,7 +11,7 @@ store.
 | `ledger` | the largest id that was given out, by the counter, or that is here |
 | `restore` | the last restore that it saw |
 
-`judge`, the first row that fits:
+`judge_metadata`, the first row that fits:
 
 | the metadata | verdict |
 |---|---|
@@ -54,7 +54,7 @@ SAVE_S = 60.0
 """Seconds. A note costs two syncs of the disk that the journal is on."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenMetadata(msgspec.Struct, frozen=True):
     """What the bookie has recorded of the metadata; the module's table says where each field comes from."""
 
     number: int = 0
@@ -81,7 +81,7 @@ class TrustVerdict(enum.Enum):
     RESTORED = "restored from a backup on purpose"
 
 
-def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
+def judge_metadata(seen: SeenMetadata, shown: PresentFacts) -> TrustVerdict:
     """Returns whether the metadata (`shown`) is older than what was recorded (`seen`), by the table in the module's
     docstring.
     """
@@ -91,7 +91,7 @@ def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
     return TrustVerdict.RESTORED if restore and restore != seen.restore else TrustVerdict.OLDER
 
 
-def _is_behind(seen: Seen, shown: PresentFacts) -> bool:
+def _is_behind(seen: SeenMetadata, shown: PresentFacts) -> bool:
     """Returns whether the metadata lacks something that was recorded before."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
@@ -112,11 +112,11 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def next_seen(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
+def next_seen(seen: SeenMetadata, shown: PresentFacts, *, restored: bool) -> SeenMetadata:
     """Returns what the bookie must record after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
-    return Seen(
+    return SeenMetadata(
         number=last.number if last else 0,
         token=last.token if last else "",
         revision=shown.revision if restored else max(seen.revision, shown.revision),
@@ -125,7 +125,7 @@ def next_seen(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
     )
 
 
-class MetadataMemory:
+class RollbackGuard:
     """Records the state of the metadata that this bookie has seen, and compares the metadata with it. `here` returns
     the largest ledger id in the bookie's store.
     """
@@ -135,8 +135,8 @@ class MetadataMemory:
         self._directory = directory
         self._worker = world.workers.start("bookie-seen")
         self._saved_at = world.clock.monotonic()
-        self.seen = Seen()
-        self._kept = Seen()  # of it, what is in the note
+        self.seen = SeenMetadata()
+        self._kept = SeenMetadata()  # of it, what is in the note
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
@@ -144,14 +144,14 @@ class MetadataMemory:
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
-            self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
+            self.seen = self._kept = note.decode_note(data, MAGIC, SeenMetadata, path)
 
-    async def check_trust(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
+    async def check_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares the metadata with the record, then records its present state. Raises InvalidConfiguration if the
         metadata is older, unless an operator `accepted` that.
         """
         shown = await _shown(metadata, self.here())
-        verdict = judge(self.seen, shown)
+        verdict = judge_metadata(self.seen, shown)
         if verdict is TrustVerdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
         restored = verdict is not TrustVerdict.CURRENT
@@ -176,16 +176,16 @@ class MetadataMemory:
         await update_record(metadata, paths.LEDGER_IDS, CounterRecord, raised)
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
-    async def _save(self, seen: Seen) -> None:
+    async def _save(self, seen: SeenMetadata) -> None:
         """Records `seen`, which counts from now on even if the disk has no room for the file."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
         if seen == self._kept or not (important or now - self._saved_at >= SAVE_S):
             return
-        data = note.encode(MAGIC, seen)
+        data = note.encode_note(MAGIC, seen)
         try:
-            await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
+            await self._worker.run(disk.replace_file, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
             _LOG.warning("the last seen state of the metadata is not stored: %s", error)
             return
@@ -208,7 +208,7 @@ async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
     return PresentFacts(listed, revision, None if counter is None else counter[0].next, here)
 
 
-def _text(seen: Seen, shown: PresentFacts) -> str:
+def _text(seen: SeenMetadata, shown: PresentFacts) -> str:
     """Returns the message for an operator: what the metadata lacks, and what to do."""
     highest = max(seen.ledger, shown.here)
     return (

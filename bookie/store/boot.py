@@ -46,19 +46,19 @@ from ...ledger.peer_format import ENTRY_LAC
 from ...runtime.files import Files, join_path
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
-from ..format.journal import ALIGNMENT, BlockRecords, Damaged, ForeignFile, RecordType
-from ..format.ledger_index import Drained, Quarantined
-from ..format.mark import Mark
+from ..format.journal import ALIGNMENT, BlockRecords, DamagedFile, ForeignFile, RecordType
+from ..format.ledger_index import DrainedLog, QuarantinedEntries
+from ..format.mark import CheckpointMark
 from . import disk
 from . import index_files as ledger_index
 from .checkpoint import MARK, Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
-from .index import Group
+from .index import LoadedGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
 from .journal.replay import JournalReader
 from .journal.segments import JournalPosition, journal_numbers
-from .memtable import Memtable, Stored, Table
+from .memtable import EntryTable, Memtable, Stored
 from .state_log import DataLossLog, DirectoryFacts, read_or_damaged
 from .table import LoadedIndex
 
@@ -74,12 +74,12 @@ _ADD = int(RecordType.ADD)
 class BootResult(NamedTuple):
     """What steps 1 to 4 of a start found."""
 
-    mark: Mark
+    mark: CheckpointMark
     marks_written: int
     ledgers: LedgerIndexFile
     loaded: LoadedIndex
-    groups: list[Group]
-    facts: Sequence[Quarantined | Drained]  # that follow from what was found
+    groups: list[LoadedGroup]
+    facts: Sequence[QuarantinedEntries | DrainedLog]  # that follow from what was found
     gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
     last_log: int
 
@@ -92,27 +92,27 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     mark, count = _read_mark(files, directory, uuid, losses)
     ledgers = LedgerIndexFile(files, join_path(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
     loaded = ledgers.load(losses.add_loss)
-    drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, Drained))
+    drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, DrainedLog))
     losses.write()
-    ledgers.tidy()
+    ledgers.remove_old_generations()
     logs = logs_at_boot.LogsAtBoot(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
     return BootResult(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
-def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
+def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[CheckpointMark, int]:
     """Returns the mark, and how many marks this store has written. Writes the first mark of a new store, or a new mark
     if the old one cannot be read.
     """
     path = join_path(directory, MARK)
-    numbers = log_files.numbers(files, join_path(directory, ENTRIES))
+    numbers = log_files.list_log_numbers(files, join_path(directory, ENTRIES))
     journals = journal_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
             return mark_format.decode_mark(read_or_damaged(path, lambda: disk.read_file(files, path)), uuid, path)
         except ForeignFile:
             raise
-        except Damaged as error:
+        except DamagedFile as error:
             losses.add_loss(str(error))
     elif not numbers and not journals:
         return _create(files, directory, uuid), 1
@@ -120,14 +120,14 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
         losses.add_loss(f"{path} is gone, and there are journals or entry logs")
     position = JournalPosition(min(journals, default=0), ALIGNMENT)
     generation, end = ledger_index.newest(files, join_path(directory, LEDGERS))
-    return Mark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
+    return CheckpointMark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
 
 
-def _create(files: Files, directory: str, uuid: bytes) -> Mark:
+def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
     """Creates a new store; returns its mark. A first start that was cut short left at most a ledger index."""
     ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
-    mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
-    disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
+    mark = CheckpointMark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
+    disk.replace_file(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
     return mark
 
 
@@ -209,7 +209,7 @@ class Replay:
         """Records the reader's damages after the first `told` as losses, durable; returns how many there are now."""
         damages = list(reader.damages)
         for damage in damages[told:]:
-            self._losses.add_loss(str(Damaged(*damage)))
+            self._losses.add_loss(str(DamagedFile(*damage)))
         await worker.run(self._losses.write)
         return len(damages)
 
@@ -256,7 +256,7 @@ class Replay:
                 descriptor.lac = lac
         table.count_added(count, size)
 
-    def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
+    def _place(self, table: EntryTable, ledger: int) -> tuple[dict[int, Stored], LedgerDescriptor] | None:
         """Returns the ledger's entries in `table`, and its descriptor, both of which the caller may change; None if the
         ledger is unknown.
         """

@@ -41,10 +41,10 @@ from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.tasks import run_to_end
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
-from ..format.mark import Mark
+from ..format.mark import CheckpointMark
 from . import disk
-from .entrylog.writer import LogNumbers, LogWriter, TableFlush, WrittenEntries
-from .index import Index
+from .entrylog.writer import LogNumbers, LogWriter, MemtableFlush, WrittenEntries
+from .index import EntryLogIndex
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
 from .journal.segments import JournalPosition
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
@@ -78,13 +78,13 @@ class Checkpoint:
         directory: str,
         uuid: bytes,
         worker: Worker,
-        mark: tuple[Mark, int],
+        mark: tuple[CheckpointMark, int],
         memtable: Memtable,
         descriptors: LedgerDescriptors,
         numbers: LogNumbers,
         hot: LogWriter,
         cold: LogWriter,
-        index: Index,
+        index: EntryLogIndex,
         ledgers: LedgerIndexFile,
     ) -> None:
         self._clock = clock
@@ -108,7 +108,7 @@ class Checkpoint:
         self._settled: IndexContent | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
-        self._flush: TableFlush | None = None
+        self._flush: MemtableFlush | None = None
         self._written: WrittenEntries | None = None
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
@@ -141,16 +141,16 @@ class Checkpoint:
                 await work
         self.seconds.observe(self._clock.monotonic() - began)
 
-    def capture_mark(self) -> None:
+    def capture_position(self) -> None:
         if self._captured is None:
             self._captured = self._source.position()
 
-    def swap(self) -> None:
+    def swap_memtable(self) -> None:
         """Swaps the tables. If the table of a failed run is still flushing, it and its position are used again."""
         if self._memtable.flushing is None:
             self._descriptors.end_stored_quarantine(self._memtable.swap().ledgers)
             self._source.swapped()
-        self._descriptors.begin_write()
+        self._descriptors.begin_checkpoint()
 
     async def write_entries(self) -> None:
         table = self._memtable.flushing
@@ -158,7 +158,7 @@ class Checkpoint:
         self._flush = None
         if not table.ledgers:
             return
-        flush = TableFlush(self._hot, table)
+        flush = MemtableFlush(self._hot, table)
         await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
         while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
@@ -169,7 +169,7 @@ class Checkpoint:
             await written
         self._flush = flush
 
-    def _at_once(self, flush: TableFlush) -> int:
+    def _at_once(self, flush: MemtableFlush) -> int:
         """Returns how many slices the worker writes before it waits for a turn of the event loop.
 
         One, so that adds get the disk and the interpreter in between; many while the other table fills faster than this
@@ -194,10 +194,10 @@ class Checkpoint:
         assert self._captured is not None
         await self._replace_mark(self._next._replace(journal=self._captured.journal, offset=self._captured.offset))
 
-    async def _replace_mark(self, new: Mark) -> None:
+    async def _replace_mark(self, new: CheckpointMark) -> None:
         assert new.position >= self.mark.position, f"the mark would go backwards: {self.mark} to {new}"
         data = mark_format.encode_mark(new, self._uuid, self._count + 1)
-        await self._worker.run(disk.replace, self._files, self._directory, MARK, data)
+        await self._worker.run(disk.replace_file, self._files, self._directory, MARK, data)
         self.mark, self._count = new, self._count + 1
 
     def publish(self) -> None:
@@ -273,8 +273,8 @@ class Checkpoint:
 
 Step = Callable[[Checkpoint], Awaitable[None] | None]
 STEPS: tuple[Step, ...] = (
-    Checkpoint.capture_mark,
-    Checkpoint.swap,
+    Checkpoint.capture_position,
+    Checkpoint.swap_memtable,
     Checkpoint.write_entries,
     Checkpoint.write_index,
     Checkpoint.write_ledgers,

@@ -28,7 +28,7 @@ GATHER_MAX = 512
 1024)."""
 
 
-def raise_if_busy(error: OSError) -> None:
+def raise_if_no_descriptor(error: OSError) -> None:
     """Raises `error` again if it says that no file descriptor was free, which says nothing about the file; else
     returns.
     """
@@ -36,7 +36,7 @@ def raise_if_busy(error: OSError) -> None:
         raise error
 
 
-def raise_unless_busy(error: OSError) -> None:
+def raise_unless_no_descriptor(error: OSError) -> None:
     """Raises `error` again unless it says that no file descriptor was free."""
     if error.errno not in NONE_FREE:
         raise error
@@ -97,7 +97,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
     return file
 
 
-def open_for_one_read(files: Files, path: str) -> File:
+def open_uncached(files: Files, path: str) -> File:
     """Opens a file that will be read once: without the page cache where its file system supports that."""
     try:
         file = files.open(path, write=False, direct=True)
@@ -165,19 +165,19 @@ def list_removable(files: Files, path: str) -> list[str]:
     try:
         return files.list_directory(path)
     except OSError as error:
-        raise_unless_busy(error)
+        raise_unless_no_descriptor(error)
         return []
 
 
-def replace(files: Files, directory: str, name: str, data: bytes) -> None:
+def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
     """Replaces the content of the file `name` by `data`, all or nothing: temporary file, sync, rename, directory sync.
     """
-    replace_with(files, directory, name, [data])
+    replace_file_in_slices(files, directory, name, [data])
 
 
-def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces a file like `replace`, with data in slices, each synced after it is written. Returns the size of the
-    file.
+def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
+    """Replaces a file like `replace_file`, with data in slices, each synced after it is written. Returns the size of
+    the file.
     """
     temporary = join_path(directory, name + ".tmp")
     try:
@@ -215,7 +215,7 @@ def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
         file.close()
 
 
-def size_of(files: Files, path: str) -> int:
+def read_file_size(files: Files, path: str) -> int:
     file = files.open(path, write=False)
     try:
         return file.size()

@@ -3,7 +3,7 @@ invariant 24).
 
 A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
-    a checkpoint, a move     gives up the reserve (`Reserve`) and is tried once more (`run_with_room`)
+    a checkpoint, a move     gives up the reserve (`DiskReserve`) and is tried once more (`run_with_room`)
     a journal block          its waiters are refused; `ensure_room` gives up the reserve, so that the next blocks find
                              room: by then they are recovery adds and fences only, because `on_no_space` has ended
                              clients' adds
@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from ...runtime.files import Files, join_path
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
-from ..format.journal import Damaged
+from ..format.journal import DamagedFile
 from . import disk
 from .checkpoint import MARK
 from .entrylog import files as log_files
@@ -54,7 +54,7 @@ STORED_SHARE = 1 / 16
 _PAGE = 4096
 
 
-class Reserve:
+class DiskReserve:
     """The reserve of one data directory: a file that is deleted when the disk is full, so that its space can be used.
     All calls must come from a worker. `held` is true if the whole file exists, or if no reserve is wanted.
     """
@@ -82,7 +82,7 @@ class Reserve:
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
-        return disk.size_of(self._files, self._path) if self._files.exists(self._path) else 0
+        return disk.read_file_size(self._files, self._path) if self._files.exists(self._path) else 0
 
     def release(self) -> bool:
         """Deletes the file; returns False if there is none."""
@@ -135,7 +135,7 @@ class Headroom:
     """
 
     def __init__(
-        self, files: Files, directory: str, worker: Worker, reserve: Reserve, journal: Journal,
+        self, files: Files, directory: str, worker: Worker, reserve: DiskReserve, journal: Journal,
         checkpoint: Callable[[], Awaitable[None]], on_no_space: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
@@ -225,7 +225,7 @@ class Headroom:
 def free_for_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Frees space for a start that found none; returns False if there is nothing left to free."""
     journals = join_path(directory, JOURNAL)
-    if Reserve(files, directory, directory, 0, 0).release():
+    if DiskReserve(files, directory, directory, 0, 0).release():
         return True
     names = files.list_directory(journals) if files.exists(journals) else []
     spares = [name for name in names if name.startswith((SPARE, FILLING))]
@@ -245,6 +245,6 @@ def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> li
         return []
     try:
         mark, _ = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
-    except Damaged:
+    except DamagedFile:
         return []
     return [name for name in names if name.endswith(SUFFIX) and name < journal_name(mark.journal)]

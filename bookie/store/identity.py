@@ -3,8 +3,8 @@
 
 The cookie in the directory and its record in the metadata both name the owner and count the completed starts. The
 record also has the *places* at which the directory may be, and a position up to which the journal was synced. A place
-is the `place` setting, or `advertised host:data directory` without it. `judge` decides by this table; the first row
-that fits counts:
+is the `place` setting, or `advertised host:data directory` without it. `judge_directory` decides by this table; the
+first row that fits counts:
 
 | cookie here | record | store here | and | verdict |
 |---|---|---|---|---|
@@ -21,10 +21,10 @@ that fits counts:
 | yes | yes  | –   | the cookie counts fewer starts than the record | ROLLED_BACK: starts in limbo |
 | yes | yes  | –   | | START |
 
-Order of a start. `claim` locks and judges. Then the store opens: everything that it misses (also a journal that ends
-before the record's position) becomes durable as limbo. Then `count_start` counts the start, first in the cookie, then
-in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is
-at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call
+Order of a start. `claim_directory` locks and judges. Then the store opens: everything that it misses (also a journal
+that ends before the record's position) becomes durable as limbo. Then `record_start` counts the start, first in the
+cookie, then in the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and
+the cookie is at most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call
 `delete_bookie`, `change_place` and `accept_metadata`. One process per directory: the process keeps the lock until it
 ends. Guarded by tests/bookie/test_identity.py.
 """
@@ -114,7 +114,7 @@ REFUSALS = {
 
 
 class BootFacts(NamedTuple):
-    """The facts for `judge`. `others` are the bookies whose records name this place."""
+    """The facts for `judge_directory`. `others` are the bookies whose records name this place."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -126,7 +126,7 @@ class BootFacts(NamedTuple):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a bookie whose directory was claimed; `count_start` counts this start."""
+    """The identity of a bookie whose directory was claimed; `record_start` counts this start."""
 
     uuid: bytes
     instance: str
@@ -153,7 +153,7 @@ class Identity(msgspec.Struct, frozen=True):
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
-def judge(facts: BootFacts) -> BootVerdict:
+def judge_directory(facts: BootFacts) -> BootVerdict:
     """Returns whether and how the bookie may start, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
@@ -198,7 +198,7 @@ def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
     )
 
 
-async def claim(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
+async def claim_directory(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
     """Locks the directory, judges it, and returns its identity. `place` must be unique in the cluster; the directory
     may have been at `aliases` before.
 
@@ -229,7 +229,7 @@ async def _claim(
         cookie, None if known is None else known[0], _holds_store(files, directory), places[0], places[1:],
         await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
     )  # fmt: skip
-    verdict = judge(facts)
+    verdict = judge_directory(facts)
     if verdict in REFUSALS:
         raise InvalidConfiguration(_text(verdict, facts, directory), verdict=verdict.name)
     if cookie is None:
@@ -246,7 +246,7 @@ async def _claim(
     return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
-async def count_start(
+async def record_start(
     world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
 ) -> None:
     """Counts this start in the cookie and its record, and stores the position up to which the journal is synced. All
@@ -261,7 +261,7 @@ async def count_start(
     )
     cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
     try:
-        disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
+        disk.replace_file(world.files, directory, COOKIE, cookie_format.encode(cookie))
     except disk.NoSpace as error:
         _LOG.warning("this start is not counted, there is no room: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
@@ -318,7 +318,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
 def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
     """Makes a new bookie id, and writes its cookie into the directory; the record in the metadata follows."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
-    disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
+    disk.replace_file(world.files, directory, COOKIE, cookie_format.encode(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
     return cookie
 

@@ -31,9 +31,9 @@ from ..format.index import (
     PAGE_BYTES,
     PAGE_HEADS,
     Extent,
-    Table,
-    encode_heads,
-    extents_with_tables,
+    ExtentTable,
+    encode_extent_heads,
+    find_ledger_extents,
     head_columns,
     single_table,
 )
@@ -146,11 +146,11 @@ class Pages:
         return Page(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
 
 
-class Group:
+class LoadedGroup:
     """The part of an index group of `log` that stays in memory; the group begins at `offset` of the index file. Must be
     made in a worker.
 
-    Extents must ascend by ledger. Made by `Group(log, offset, extents)`, or by `Group.start` and then `feed` with
+    Extents must ascend by ledger. Made by `Group(log, offset, extents)`, or by `LoadedGroup.start` and then `feed` with
     slices of the heads' bytes, each of whole pages.
     """
 
@@ -166,10 +166,10 @@ class Group:
         self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
         if extents:
             self._tables_offset += len(extents) * HEAD_BYTES
-            self.feed(encode_heads(extents))
+            self.feed(encode_extent_heads(extents))
 
     @classmethod
-    def start(cls, log: int, offset: int, extents: int) -> Group:
+    def start(cls, log: int, offset: int, extents: int) -> LoadedGroup:
         """Returns a group of `extents` extents; the caller must then feed all its heads."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
@@ -277,7 +277,7 @@ class _Log:
         self.starts: list[int] = []  # the first page of each group
         self.extents = 0
 
-    def add(self, group: Group) -> None:
+    def add(self, group: LoadedGroup) -> None:
         self.starts.append(len(self.pages))
         self.pages.extend(group.pages)
         self.ledgers |= group.ledgers
@@ -295,21 +295,21 @@ class _Log:
         return found
 
 
-class Index:
+class EntryLogIndex:
     """The index of a bookie's entry logs. `bytes_max` bounds the LRU."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
-        self._runs: Lru[tuple[int, int] | tuple[int, int, None], LedgerExtents | Table] = Lru(bytes_max)
+        self._runs: Lru[tuple[int, int] | tuple[int, int, None], LedgerExtents | ExtentTable] = Lru(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
         """(log, ledger) → a future that is done when the run has been loaded (search.py)."""
 
     # ------------------------------------------------------------------------------------ changes
-    def add(self, group: Group) -> None:
+    def add(self, group: LoadedGroup) -> None:
         self.add_group(group, ())
 
-    def add_group(self, group: Group | None, drop: Collection[int]) -> None:
+    def add_group(self, group: LoadedGroup | None, drop: Collection[int]) -> None:
         """Makes a new group visible and removes the logs `drop`, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
@@ -381,15 +381,15 @@ class Index:
         return places
 
     # ------------------------------------------------------------------------------------ tables
-    def table(self, place: ExtentPlace) -> Table | None:
+    def table(self, place: ExtentPlace) -> ExtentTable | None:
         """Returns the table of an extent; None if it is not in memory and must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
-        assert found is None or isinstance(found, Table)
+        assert found is None or isinstance(found, ExtentTable)
         return found
 
-    def add_table(self, place: ExtentPlace, table: Table) -> None:
+    def add_table(self, place: ExtentPlace, table: ExtentTable) -> None:
         """Adds a table that was loaded to the LRU."""
         if place.extent.entries == 1:
             return  # it follows from the head
@@ -419,25 +419,25 @@ class Index:
         }
 
 
-def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
+def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
     """Returns the extents of the ledger in the bytes of a page; None if the bytes do not match the page's size and
     checksum.
     """
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
     return [
-        ExtentPlace(log, extent, offset) for extent, offset in extents_with_tables(heads, ledger, page.tables_offset)
+        ExtentPlace(log, extent, offset) for extent, offset in find_ledger_extents(heads, ledger, page.tables_offset)
     ]
 
 
-def record_number(place: ExtentPlace, table: Table, entry: int) -> int | None:
+def record_number(place: ExtentPlace, table: ExtentTable, entry: int) -> int | None:
     """Returns the number of the entry's record in the extent; None if the entry is in a gap."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)
     return at if at < len(table.deltas) and table.deltas[at] == delta else None
 
 
-def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
+def run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
     """Returns the number of the record after the run of consecutive entries that begins with record `first`: up to
     `count` of them, about `bytes_max`.
 

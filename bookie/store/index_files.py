@@ -18,7 +18,14 @@ from pyroaring import BitMap64
 
 from ...runtime.files import Files, join_path
 from ..format import ledger_index
-from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header, encode_file_header
+from ..format.journal import (
+    FILE_HEADER_BYTES,
+    DamagedFile,
+    FileHeader,
+    ForeignFile,
+    decode_file_header,
+    encode_file_header,
+)
 from ..format.ledger_index import LedgerState, State, Tombstone
 from . import disk
 from .index import Lru
@@ -45,7 +52,7 @@ from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 # values. A
 # descriptor whose key or fence is not durable yet stays dirty.
 #
-# A checkpoint calls `begin_write` when it swaps the memtable, `pending_changes` for the worker, which encodes and
+# A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
 # merges
 # (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
 # `has_unwritten`: there is
@@ -119,7 +126,7 @@ class PendingChanges(NamedTuple):
             records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
         table = self.table.with_changes(records) if records else self.table
         if everything:
-            statements = list(map(ledger_index.encode, self.facts.statements()))
+            statements = list(map(ledger_index.encode, self.facts.all_facts()))
             return IndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
         return IndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
@@ -211,7 +218,7 @@ class LedgerDescriptors(StateLog):
     def has_unwritten(self) -> bool:
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
-    def begin_write(self) -> None:
+    def begin_checkpoint(self) -> None:
         """Hands all changes until now to the checkpoint that begins, with those of a checkpoint that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
@@ -292,7 +299,7 @@ class LedgerIndexFile:
             raise
         except FileNotFoundError:
             faults.append(f"{path} is gone, and the mark names it")
-        except Damaged as error:
+        except DamagedFile as error:
             faults.append(str(error))
         for fault in faults:
             missing(fault)
@@ -310,11 +317,11 @@ class LedgerIndexFile:
                 decode_file_header(header, ledger_index.MAGIC, self._uuid, self.generation, path)
             except ForeignFile:
                 raise
-            except Damaged as error:
+            except DamagedFile as error:
                 faults.append(str(error))
             for offset in range(FILE_HEADER_BYTES, end, _READ_BYTES):
                 bad = loading.feed(file.pread(min(_READ_BYTES, end - offset), offset))
-                faults += [str(Damaged(path, offset + at, _BAD)) for at in bad]
+                faults += [str(DamagedFile(path, offset + at, _BAD)) for at in bad]
         finally:
             file.close()
 
@@ -357,7 +364,9 @@ class LedgerIndexFile:
         """
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
-        size = disk.replace_with(self._files, self._directory, index_file_name(generation), _slices([header, *records]))
+        size = disk.replace_file_in_slices(
+            self._files, self._directory, index_file_name(generation), _slices([header, *records])
+        )
         return generation, size
 
     def on_committed(self, generation: int, end: int) -> None:
@@ -365,9 +374,9 @@ class LedgerIndexFile:
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
             self._faulty = False
-            self.tidy()
+            self.remove_old_generations()
 
-    def tidy(self) -> None:
+    def remove_old_generations(self) -> None:
         """Removes other generations, without a sync: a name that returns after a crash is removed by the next start."""
         for other in disk.list_removable(self._files, self._directory):
             if other != index_file_name(self.generation):

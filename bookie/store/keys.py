@@ -66,7 +66,7 @@ class LedgerKeys:
             return Status.FENCED
         return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
 
-    def read_verdict(self, ledger: int, key: bytes) -> Status:
+    def judge_read(self, ledger: int, key: bytes) -> Status:
         """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
         and must be introduced first.
         """

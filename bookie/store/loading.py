@@ -21,8 +21,8 @@ from . import boot
 from .checkpoint import Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog.writer import LogNumbers, LogWriter
-from .headroom import Reserve
-from .index import Index
+from .headroom import DiskReserve
+from .index import EntryLogIndex
 from .index_files import LedgerDescriptors
 from .journal.group_commit_core import WORKERS
 from .journal.segments import JournalPosition
@@ -96,10 +96,10 @@ class LoadedStore(msgspec.Struct, frozen=True):
 
     workers: StoreWorkers
     losses: DataLossLog
-    reserve: Reserve
+    reserve: DiskReserve
     descriptors: LedgerDescriptors
     memtable: Memtable
-    index: Index
+    index: EntryLogIndex
     hot: LogWriter
     cold: LogWriter
     checkpoint: Checkpoint
@@ -115,9 +115,13 @@ async def load(
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
-    reserve = Reserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
+    reserve = DiskReserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
     await workers.flush.run(reserve.measure)
-    descriptors, memtable, index = LedgerDescriptors(), Memtable(config.memtable_bytes), Index(config.index_cache_bytes)
+    descriptors, memtable, index = (
+        LedgerDescriptors(),
+        Memtable(config.memtable_bytes),
+        EntryLogIndex(config.index_cache_bytes),
+    )
     descriptors.load(found.loaded)
     for fact in found.facts:
         descriptors.add_fact(fact)

@@ -68,7 +68,7 @@ class Intervals:
         self._firsts[low:high] = [a for a, _ in kept]
         self._lasts[low:high] = [b for _, b in kept]
 
-    def within(self, first: int, last: int) -> list[tuple[int, int]]:
+    def intersect(self, first: int, last: int) -> list[tuple[int, int]]:
         """Returns the parts of first .. last that are in the set, as intervals."""
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
@@ -94,7 +94,7 @@ LEDGER_OVERHEAD_BYTES = 400
 RELEASE_SLICE = 256
 
 
-class Table:
+class EntryTable:
     """The entries of one half of the memtable, by ledger."""
 
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
@@ -127,8 +127,8 @@ class Memtable:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.active = Table()
-        self.flushing: Table | None = None
+        self.active = EntryTable()
+        self.flushing: EntryTable | None = None
 
     @property
     def is_due(self) -> bool:
@@ -166,7 +166,7 @@ class Memtable:
 
     # ------------------------------------------------------------------------------------ what the journal refused
     @property
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> list[EntryTable]:
         return [self.active] if self.flushing is None else [self.active, self.flushing]
 
     @property
@@ -199,9 +199,9 @@ class Memtable:
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
     # ------------------------------------------------------------------------------------ a flush
-    def swap(self) -> Table:
+    def swap(self) -> EntryTable:
         assert self.flushing is None, "the last flush has not ended"
-        self.flushing, self.active = self.active, Table()
+        self.flushing, self.active = self.active, EntryTable()
         return self.flushing
 
     def drop_flushing(self) -> None:

@@ -5,9 +5,9 @@ was searched and is whole. Damage and I/O errors are UNKNOWN, and so is every mi
 ledger that limbo concerns (state_log.py).
 
 A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. Memory and
-`Index.generation` are read without an await in between. If the generation has changed after all places were searched,
-the entry may have moved from a place not yet searched to one already searched, and the search is repeated: so there is
-no gap.
+`EntryLogIndex.generation` are read without an await in between. If the generation has changed after all places were
+searched, the entry may have moved from a place not yet searched to one already searched, and the search is repeated: so
+there is no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
 `bytes_max`. When more was asked for, the following entries are read ahead, in bounded memory (`ReadAhead`). A single
@@ -30,10 +30,10 @@ from ...ledger.peer_format import Status
 from ...runtime.descriptors import NONE_FREE
 from ...runtime.files import Buffer
 from ...runtime.threads import Worker
-from ..format.index import Extent, Table
+from ..format.index import Extent, ExtentTable
 from . import disk
-from .entrylog.files import EntriesRead, EntryLogReader
-from .index import ExtentPlace, Index, Lru, record_number, run_end
+from .entrylog.files import EntryLogReader, ExtentReadResult
+from .index import EntryLogIndex, ExtentPlace, Lru, record_number, run_end
 from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, Memtable
 from .search import Search
@@ -79,7 +79,7 @@ class Chunk(NamedTuple):
 
     entry: int
     entries: int | None
-    read: Future[EntriesRead]
+    read: Future[ExtentReadResult]
 
 
 class SequentialRead:
@@ -99,20 +99,20 @@ class SequentialRead:
         self.place: ExtentPlace | None = None  # the extent of the last chunk
 
     @property
-    def remaining(self) -> int:
+    def ready_entries(self) -> int:
         """Returns the number of entries that are ready to be returned."""
         return len(self._ready) - self._at
 
     @property
     def is_chunk_due(self) -> bool:
         """Returns whether no entry is ready and the first chunk is done: `accept_chunk` may be called."""
-        return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
+        return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
     def accept_chunk(self) -> None:
         """Makes the entries of the first chunk ready. Drops all further chunks if it has fewer entries than expected,
         because then the next entry is unknown.
         """
-        assert not self.remaining
+        assert not self.ready_entries
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
         if not read.cancelled() and read.exception() is None:
@@ -127,7 +127,7 @@ class SequentialRead:
 
     def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
         """Removes and returns ready entries: at most `count`, about `bytes_max`, at least one if any is ready."""
-        if not self.remaining:
+        if not self.ready_entries:
             return []
         before = self._ends[self._at]
         end = min(self._at + count, len(self._ready), bisect_left(self._ends, before + bytes_max, self._at + 1))
@@ -140,7 +140,7 @@ class SequentialRead:
 class ReadAhead:
     """Reads entries ahead for sequential readers, in bounded memory."""
 
-    def __init__(self, index: Index, lanes: Sequence[ReadLane], bytes_max: int, chunk_bytes: int) -> None:
+    def __init__(self, index: EntryLogIndex, lanes: Sequence[ReadLane], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
@@ -155,7 +155,7 @@ class ReadAhead:
             self._streams.pop((ledger, entry))
         return stream
 
-    def read_after(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
+    def read_ahead(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
         """Caches `stream` (None: a new one) until the next read, which is expected to begin at `entry`, and reads more
         chunks ahead.
         """
@@ -164,8 +164,8 @@ class ReadAhead:
             stream = SequentialRead(entry)
         while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
             self._read_on(stream, ledger, stream.after, chunk)
-        if stream.chunks or stream.remaining:
-            size = stream.ready_bytes + stream.remaining * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
+        if stream.chunks or stream.ready_entries:
+            size = stream.ready_bytes + stream.ready_entries * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
@@ -203,18 +203,18 @@ class ReadAhead:
         self._lanes.rotate()
         return self._lanes[0]
 
-    def _arrived(self, place: ExtentPlace, done: Future[EntriesRead]) -> None:
+    def _arrived(self, place: ExtentPlace, done: Future[ExtentReadResult]) -> None:
         """Caches the table that a chunk's read found, also if the stream was dropped. Errors are ignored: the reader
         then reads in the ordinary way.
         """
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 
-    def _loaded(self, place: ExtentPlace, done: Future[Table | None]) -> None:
+    def _loaded(self, place: ExtentPlace, done: Future[ExtentTable | None]) -> None:
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result())
 
-    def _keep(self, place: ExtentPlace, table: Table | None) -> None:
+    def _keep(self, place: ExtentPlace, table: ExtentTable | None) -> None:
         if table is not None and self._index.table(place) is None:
             self._index.add_table(place, table)
 
@@ -260,7 +260,8 @@ class Reads:
     """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
 
     def __init__(
-        self, descriptors: LedgerDescriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
+        self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
+        worker: Worker,
         lanes: Sequence[ReadLane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
@@ -305,7 +306,7 @@ class Reads:
             return ReadResult(Status.OK, entries, self._lac(ledger))
         return self._miss(ledger, entry) if self._index.is_certainly_absent(ledger, entry) else None
 
-    def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+    def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """Reads like `read` if memory alone can answer; returns None if the disk is needed."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
@@ -348,7 +349,7 @@ class Reads:
     async def _read_ahead(
         self, stream: SequentialRead, ledger: int, entry: int, count: int, bytes_max: int
     ) -> ReadResult | None:
-        if not stream.remaining and stream.chunks:
+        if not stream.ready_entries and stream.chunks:
             await wait([stream.chunks[0].read])
             stream.accept_chunk()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
@@ -365,7 +366,7 @@ class Reads:
             entries += more
             size += sum(map(len, more))
         if entries or stream.chunks:
-            self._ahead.read_after(ledger, entry + len(entries), stream)
+            self._ahead.read_ahead(ledger, entry + len(entries), stream)
         if not entries:
             return None
         self._count_read(entries, "reads_ahead")
@@ -384,7 +385,7 @@ class Reads:
                 entries = list[Buffer](found.entries)
                 self._count_read(entries, "reads_disk")
                 if 1 < count > len(entries):
-                    self._ahead.read_after(ledger, entry + len(entries), None)
+                    self._ahead.read_ahead(ledger, entry + len(entries), None)
                 return ReadResult(Status.OK, entries, self._lac(ledger))
             damaged = damaged or found.damaged
         if generation != self._index.generation:
@@ -404,7 +405,7 @@ class Reads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
+    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> ExtentReadResult:
         """Reads a run of entries with one file read. For a single entry reads more of the extent, which goes to the
         cache.
         """
@@ -414,9 +415,9 @@ class Reads:
         try:
             found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
         except OSError as error:
-            disk.raise_if_busy(error)
+            disk.raise_if_no_descriptor(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return EntriesRead(None, [], True)
+            return ExtentReadResult(None, [], True)
         if table is None and found.table is not None:
             self._index.add_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
@@ -440,16 +441,16 @@ class Reads:
             if generation == self._index.generation:
                 return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
 
-    async def _read_again(self, place: ExtentPlace, entry: int) -> EntriesRead:
+    async def _read_again(self, place: ExtentPlace, entry: int) -> ExtentReadResult:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
-            disk.raise_if_busy(error)
+            disk.raise_if_no_descriptor(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-            return EntriesRead(None, [], True)
+            return ExtentReadResult(None, [], True)
 
-    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
+    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
         """Returns the place of this extent of the log, and its table as it is on the disk (None: damaged). Returns None
         if the index does not have the extent.
         """

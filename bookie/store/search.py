@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from ...runtime.threads import Worker
 from . import disk
 from .entrylog.files import EntryLogReader
-from .index import ExtentPlace, Index, LedgerExtents, MissingPages
+from .index import EntryLogIndex, ExtentPlace, LedgerExtents, MissingPages
 from .index_files import LedgerDescriptors
 from .memtable import Intervals, Memtable
 
@@ -29,7 +29,7 @@ PAGES_MAX = 64
 class Search:
     """The search for one entry. `next_extent` is called until it returns None: then every place was searched."""
 
-    def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
+    def __init__(self, index: EntryLogIndex, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
         self._reader = reader
         self._worker = worker
@@ -70,7 +70,7 @@ class Search:
 
 
 async def load_run(
-    index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int
+    index: EntryLogIndex, reader: EntryLogReader, worker: Worker, number: int, ledger: int
 ) -> tuple[LedgerExtents, bool]:
     """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. A complete
     result is cached.
@@ -94,7 +94,7 @@ async def load_run(
 
 
 async def _load(
-    index: Index, reader: EntryLogReader, worker: Worker, missing: MissingPages
+    index: EntryLogIndex, reader: EntryLogReader, worker: Worker, missing: MissingPages
 ) -> tuple[LedgerExtents, bool]:
     found: list[ExtentPlace] = []
     whole = True
@@ -103,7 +103,7 @@ async def _load(
         try:
             places, bad = await worker.run(reader.read_pages, missing.log, missing.ledger, pages)
         except OSError as error:
-            disk.raise_if_busy(error)
+            disk.raise_if_no_descriptor(error)
             _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)
         found += places
@@ -127,7 +127,8 @@ async def _load(
 # in a log.
 #
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
-# compaction the index is read again (`Index.generation`), so no entry is missed. Extents without gaps cost a read of
+# compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a
+# read of
 # their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
 # Quarantined entries are not held, unless memory has them again, which is how they are repaired. Guards:
 # tests/bookie/store/test_held.py.
@@ -139,7 +140,8 @@ class HeldEntries:
     """
 
     def __init__(
-        self, descriptors: LedgerDescriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
+        self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
+        worker: Worker,
         sealed: Callable[[], Awaitable[bool]],
     ) -> None:  # fmt: skip
         self._sealed = sealed

@@ -9,7 +9,7 @@
                   a log that neither exists nor is drained is a loss (entrylog/at_boot.py)
 
 Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
-of the ledger index writes `statements`, the fewest records with the same meaning. `DataLossLog` records the data losses
+of the ledger index writes `all_facts`, the fewest records with the same meaning. `DataLossLog` records the data losses
 that a start found, until they are durable as limbo. Guarded by tests/bookie/store/test_state_log.py.
 """
 
@@ -24,13 +24,13 @@ import msgspec
 
 from ...runtime.files import Files, join_path
 from ..format import mark as note
-from ..format.journal import Damaged
-from ..format.ledger_index import Drained, LimboRow, Quarantined, QuarantineEnd, State, Tombstone
+from ..format.journal import DamagedFile
+from ..format.ledger_index import DrainedLog, LimboRow, QuarantinedEntries, QuarantineEnd, State, Tombstone
 from . import disk
 from .journal.segments import JournalPosition
 from .memtable import Intervals, Stored
 
-Fact = Tombstone | Quarantined | QuarantineEnd | LimboRow | Drained
+Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 
 
 class StateLog:
@@ -56,7 +56,7 @@ class StateLog:
                 self.tombstones.add(first, last)
                 for ledger in [ledger for ledger in self._quarantined if first <= ledger <= last]:
                     del self._quarantined[ledger]
-            case Quarantined(ledger, first, last):
+            case QuarantinedEntries(ledger, first, last):
                 if ledger not in self.tombstones:
                     self._quarantined.setdefault(ledger, Intervals()).add(first, last)
             case QuarantineEnd(ledger, first, last):
@@ -68,12 +68,12 @@ class StateLog:
             case LimboRow(upto, entered):
                 self.fenced_upto = max(self.fenced_upto, upto)
                 self.limbo_upto = max(self.limbo_upto, upto) if entered else -1
-            case Drained(log):
+            case DrainedLog(log):
                 self.drained.add(log)
 
     # ------------------------------------------------------------------------------------ quarantine
     def quarantine(self, ledger: int, first: int, last: int) -> None:
-        self.add_fact(Quarantined(ledger, first, last))
+        self.add_fact(QuarantinedEntries(ledger, first, last))
 
     def end_quarantine(self, ledger: int, first: int, last: int) -> None:
         """Ends the quarantine of these entries: the log has good copies of them, or the running checkpoint writes them
@@ -101,9 +101,9 @@ class StateLog:
     def quarantined_ledgers(self) -> list[int]:
         return sorted(self._quarantined)
 
-    def quarantined(self) -> list[Quarantined]:
+    def quarantined(self) -> list[QuarantinedEntries]:
         return [
-            Quarantined(ledger, first, last)
+            QuarantinedEntries(ledger, first, last)
             for ledger in sorted(self._quarantined)
             for first, last in self._quarantined[ledger]
         ]
@@ -118,7 +118,7 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ logs
     def mark_drained(self, log: int) -> None:
-        self.add_fact(Drained(log))
+        self.add_fact(DrainedLog(log))
 
     # ------------------------------------------------------------------------------------ for the ledger index
     @property
@@ -130,9 +130,11 @@ class StateLog:
         deleted since.
         """
         changes, self._changes = self._changes, []
-        return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
+        return [
+            each for each in changes if not (isinstance(each, QuarantinedEntries) and each.ledger in self.tombstones)
+        ]
 
-    def statements(self) -> list[State]:
+    def all_facts(self) -> list[State]:
         """Returns all facts in as few records as possible, including those that `take_changes` did not return yet."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
@@ -140,7 +142,7 @@ class StateLog:
             facts.append(LimboRow(self.fenced_upto, entered=False))
         if self.limbo_upto >= 0:
             facts.append(LimboRow(self.limbo_upto, entered=True))
-        return facts + [Drained(log) for log in sorted(self.drained)]
+        return facts + [DrainedLog(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
         """Returns a copy, for a worker."""
@@ -190,7 +192,7 @@ REASONS_MAX = 100
 T = TypeVar("T")
 
 
-class Note(msgspec.Struct, frozen=True):
+class DataLossNote(msgspec.Struct, frozen=True):
     """The file that records the data losses that a start found; `settled` is true once the limbo is durable."""
 
     reasons: tuple[str, ...]
@@ -225,8 +227,8 @@ class DataLossLog:
         if not self._files.exists(self._path):
             return
         try:
-            known = note.decode(disk.read_file(self._files, self._path), MAGIC, Note, self._path)
-        except Damaged as error:
+            known = note.decode_note(disk.read_file(self._files, self._path), MAGIC, DataLossNote, self._path)
+        except DamagedFile as error:
             self.add_loss(str(error))
             return
         self.reasons += known.reasons
@@ -243,7 +245,7 @@ class DataLossLog:
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
-    def mark_settled(self) -> None:
+    def mark_limbo_durable(self) -> None:
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False
@@ -257,8 +259,8 @@ class DataLossLog:
             disk.sync_directory(self._files, self._directory)
 
     def _write(self, *, settled: bool) -> None:
-        data = note.encode(MAGIC, Note(tuple(self.reasons), settled))
-        disk.replace(self._files, self._directory, LIMBO, data)
+        data = note.encode_note(MAGIC, DataLossNote(tuple(self.reasons), settled))
+        disk.replace_file(self._files, self._directory, LIMBO, data)
         self._durable = (len(self.reasons), settled)
 
 
@@ -269,4 +271,4 @@ def read_or_damaged(path: str, read: Callable[[], T]) -> T:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise Damaged(path, 0, f"the disk cannot read it: {error}") from error
+        raise DamagedFile(path, 0, f"the disk cannot read it: {error}") from error

@@ -3,7 +3,7 @@
 **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`. Each checks, changes memory and
 enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add that was
 admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
-**Reads**: `read`, `read_now`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (keys.py).
+**Reads**: `read`, `read_from_memory`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (keys.py).
 
 boot.py starts the store, `CheckpointScheduler` runs the checkpoints, keys.py writes the tombstones of deleted ledgers.
 
@@ -26,7 +26,7 @@ from ...runtime.files import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ...runtime.tasks import run_to_end
-from ..format.index import Extent, Table
+from ..format.index import Extent, ExtentTable
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from . import headroom as room
@@ -259,7 +259,7 @@ class Store:
         # From now on the mark names a journal that must be there.
         await self._checkpoint.run(JournalPort(lambda: self._journal.position, self._journal.release))
         in_limbo = self.descriptors.limbo_upto >= 0
-        await self._flush_worker.run(self._losses.mark_settled if in_limbo else self._losses.delete_log)
+        await self._flush_worker.run(self._losses.mark_limbo_durable if in_limbo else self._losses.delete_log)
         self._keeper.start()
 
     async def close(self) -> None:
@@ -454,9 +454,9 @@ class Store:
     def read_lac(self, ledger: int) -> LacResult:
         return self._reads.read_lac(ledger)
 
-    def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+    def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """Reads like `read` if that needs no disk; else returns None."""
-        return self._reads.read_now(ledger, entry, count, bytes_max)
+        return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
@@ -472,7 +472,7 @@ class Store:
         """Returns which of the entries `first … last` are durable here, according to memory and index (search.py)."""
         return await self._held.find_held(ledger, first, last)
 
-    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
+    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
         """Returns the place of an extent of a log, and its table as it is on the disk (None: damaged)."""
         return await self._reads.find_extent(log_number, extent)
 

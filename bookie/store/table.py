@@ -91,7 +91,7 @@ class LedgerTable:
         leaves: list[bytes] = []
         for leaf in self.leaves:
             last = len(leaf) // RECORD_BYTES - 1
-            if dead.within(_ledger(leaf, 0), _ledger(leaf, last)):
+            if dead.intersect(_ledger(leaf, 0), _ledger(leaf, last)):
                 kept = [at * RECORD_BYTES for at in range(last + 1) if _ledger(leaf, at) not in dead]
                 leaf = b"".join([leaf[at : at + RECORD_BYTES] for at in kept])
             leaves.append(leaf)

@@ -397,7 +397,7 @@ class Grants:
             await asyncio.sleep(WATCH_RETRY_S)
 
     def _on_change(self, path: str, changed: str) -> None:
-        parts = [paths.name(each) for each in changed.removeprefix(path).strip("/").split("/")]
+        parts = [paths.decode_segment(each) for each in changed.removeprefix(path).strip("/").split("/")]
         if path == paths.TENANTS and len(parts) == 1:
             self._discard(parts[0], "")
         elif path == paths.GRANTS and len(parts) == 2:

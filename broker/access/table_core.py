@@ -13,16 +13,16 @@ from enum import Enum
 
 import msgspec
 
-from ...proto.operations import CONSUME, OPERATE, OPERATIONS, Permission, PermissionPlace, Rule, of_topic
+from ...proto.operations import CONSUME, OPERATE, OPERATIONS, Permission, PermissionPlace, PermissionRule, topic_rule
 
-_OWN = Rule(Permission.OWN)
+_OWN = PermissionRule(Permission.OWN)
 
-RULES: Mapping[str, Rule] = {
-    "Broker.Connect open_producer": of_topic(Permission.PRODUCE, "topic"),
-    "Broker.Connect subscribe": of_topic(Permission.CONSUME, "topic", "subscription"),
+RULES: Mapping[str, PermissionRule] = {
+    "Broker.Connect open_producer": topic_rule(Permission.PRODUCE, "topic"),
+    "Broker.Connect subscribe": topic_rule(Permission.CONSUME, "topic", "subscription"),
     "Broker.Read": CONSUME,
-    "Broker.WatchTopics": Rule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace"),
-    "Transactions.Find": Rule(Permission.SHOWN),
+    "Broker.WatchTopics": PermissionRule(Permission.SHOWN, PermissionPlace.NAMESPACE, "namespace"),
+    "Transactions.Find": PermissionRule(Permission.SHOWN),
     "Transactions.Begin": _OWN,
     "Transactions.End": _OWN,
     "Transactions.Status": _OWN,

@@ -27,7 +27,7 @@ from ...metadata.store import (
     Operation,
     Put,
     commit_in_parts,
-    create_absent,
+    create_if_absent,
     get_record,
     put_operation,
     put_record,
@@ -61,7 +61,7 @@ def _topic_path(topic: TopicName) -> str:
 
 
 def _partitioned_path(topic: TopicName) -> str:
-    return paths.partitioned(topic.tenant, topic.namespace, topic.local, persistent=topic.persistent)
+    return paths.partitioned_topic(topic.tenant, topic.namespace, topic.local, persistent=topic.persistent)
 
 
 def _cursors_path(topic: TopicName) -> str:
@@ -118,7 +118,7 @@ class Catalog:
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self) -> list[str]:
-        return [paths.name(name) for name in await self._store.children(paths.TENANTS)]
+        return [paths.decode_segment(name) for name in await self._store.children(paths.TENANTS)]
 
     async def get_tenant(self, name: str) -> TenantRecord:
         found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
@@ -144,7 +144,9 @@ class Catalog:
     # ------------------------------------------------------------------ namespaces
     async def list_namespaces(self, tenant: str) -> list[str]:
         await self.get_tenant(tenant)
-        return [f"{tenant}/{paths.name(name)}" for name in await self._store.children(paths.namespaces(tenant))]
+        return [
+            f"{tenant}/{paths.decode_segment(name)}" for name in await self._store.children(paths.namespaces(tenant))
+        ]
 
     async def get_namespace(self, name: NamespaceName) -> NamespaceRecord:
         found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
@@ -193,7 +195,10 @@ class Catalog:
         await commit_in_parts(
             self._store,
             [
-                *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
+                *(
+                    Delete(paths.topic_policies(name.tenant, name.namespace, paths.decode_segment(each)))
+                    for each in policies
+                ),
                 Delete(paths.namespace_policies(name.tenant, name.namespace)),
                 Delete(paths.grants(name.tenant, name.namespace)),
                 Delete(paths.namespace(name.tenant, name.namespace)),
@@ -206,7 +211,9 @@ class Catalog:
         """Returns the sorted full names of the persistent topics. A partitioned topic is listed once by its own name,
         or with `partitions`, by the name of each partition."""
         await self.get_namespace(name)
-        stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
+        stored = [
+            paths.decode_segment(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))
+        ]
         found, turns = list[str](), TimeSlices(self._world.clock)
         for local in stored:
             topic = TopicName.parse(f"persistent://{name}/{local}")
@@ -230,7 +237,9 @@ class Catalog:
     async def _partitioned(self, name: NamespaceName, *, persistent: bool) -> list[TopicName]:
         folder = paths.partitioned_topics(name.tenant, name.namespace, persistent=persistent)
         stored = await self._store.children(folder)
-        return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
+        return [
+            TopicName(name.tenant, name.namespace, paths.decode_segment(each), persistent=persistent) for each in stored
+        ]
 
     async def count_partitions(self, topic: TopicName) -> int | None:
         """Returns the number of partitions; 0: the topic is not partitioned; None: the topic does not exist. A
@@ -345,7 +354,7 @@ class Catalog:
             await self._store.commit(operations)
         except BadVersion as error:
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
-        await create_absent(self._store, later)
+        await create_if_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """Adds partitions to a topic, so that it has `partitions`. Raises TopicNotFound if it is no partitioned topic,
@@ -375,16 +384,16 @@ class Catalog:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
                 return
-        await create_absent(self._store, subscriptions)
+        await create_if_absent(self._store, subscriptions)
         await self._store.commit([grown])
-        await create_absent(self._store, topics)
+        await create_if_absent(self._store, topics)
 
     async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Put]:
         """Returns the operations that create the subscriptions of partition 0 at these partitions, with nothing
         acknowledged."""
         first, made = topic.with_partition(0), list[Put]()
         for each in await self._store.children(_cursors_path(first)):
-            name = paths.name(each)
+            name = paths.decode_segment(each)
             path = paths.cursor(topic.tenant, topic.namespace, first.stored_local, name)
             found = await get_record(self._store, path, CursorRecord)
             if found is None:
@@ -431,7 +440,7 @@ class Catalog:
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
             operations.append(Delete(_policies_path(topic)))
-        await deletions.commit_with_owner(self._store, ledgers, operations)
+        await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to

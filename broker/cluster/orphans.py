@@ -33,7 +33,7 @@ from ...ledger import LedgerClient
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
-from ...metadata.store import MetadataStore, get_record, ledgers_in
+from ...metadata.store import MetadataStore, get_record, parse_ledger_ids
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName, parse_number
 
@@ -70,7 +70,7 @@ class OrphanSearch(NamedTuple):
 
 
 async def find_orphans(metadata: MetadataStore, now_ms: int, age_s: float) -> OrphanSearch:
-    ledger_ids = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
+    ledger_ids = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[MissingLedger]()
     for tenant, namespace in await _namespaces(metadata):
         for local in await _children(metadata, paths.topics(tenant, namespace)):
@@ -143,7 +143,7 @@ async def _namespaces(metadata: MetadataStore) -> list[tuple[str, str]]:
 
 
 async def _children(metadata: MetadataStore, path: str) -> list[str]:
-    return [paths.name(each) for each in await metadata.children(path)]
+    return [paths.decode_segment(each) for each in await metadata.children(path)]
 
 
 async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> Iterable[int]:

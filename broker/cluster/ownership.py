@@ -313,7 +313,7 @@ class Ownership:
 
     def owned_bundles(self, namespace: NamespaceName) -> list[str]:
         """Returns the owner paths of the bundles of a namespace that this broker owns."""
-        folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
+        folder = f"{paths.bundle_owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
 
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
@@ -354,4 +354,4 @@ class Ownership:
 
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
-    return paths.owner(topic.tenant, topic.namespace, bundle_name(number, bundles))
+    return paths.bundle_owner(topic.tenant, topic.namespace, bundle_name(number, bundles))

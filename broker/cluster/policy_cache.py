@@ -27,11 +27,11 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
-from ...metadata.store import Changed, Delete, MetadataStore, WatchReset, get_record, update_record
-from ...proto.applied import Applied
+from ...metadata.store import Delete, MetadataStore, NodeChanged, WatchReset, get_record, update_record
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import Policies, check, completed, merge_policies, without
+from ...proto.policies import Policies, check, complete_retention, merge_policies, without
 from ...runtime.tasks import Supervisor
 from ..common.config import RuntimeSettings, adapt_to_non_persistent, parse_runtime, resolve_policies
 from .catalog import Catalog
@@ -50,7 +50,7 @@ _AS_THEY_WERE = "policies as they were are used until they can be read: %s"
 class _Namespace:
     __slots__ = ("applied", "own", "topics")
 
-    def __init__(self, own: Policies, topics: dict[str, Policies], applied: Applied) -> None:
+    def __init__(self, own: Policies, topics: dict[str, Policies], applied: AppliedPolicies) -> None:
         self.own = own
         self.topics = topics  # by the name in the path; only those that set a policy
         self.applied = applied
@@ -60,7 +60,8 @@ class PolicyCache:
     """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
 
     def __init__(
-        self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None,
+        self, metadata: MetadataStore, defaults: AppliedPolicies, changed: Callable[[NamespaceName],
+        None] = lambda _: None,
         runtime_changed: Callable[[RuntimeSettings], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._metadata = metadata
@@ -82,11 +83,11 @@ class PolicyCache:
         await self._background.close()
 
     # ------------------------------------------------------------------ asking
-    async def get_applied(self, topic: TopicName) -> Applied:
+    async def get_applied(self, topic: TopicName) -> AppliedPolicies:
         await self._namespace(topic.namespace_name)
         return self.applied_nowait(topic)
 
-    def applied_nowait(self, topic: TopicName) -> Applied:
+    def applied_nowait(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic, from the cache. The policies of its namespace must have been read
         before."""
         known = self._known[topic.namespace_name]
@@ -94,7 +95,7 @@ class PolicyCache:
         applied = known.applied if own is None else resolve_policies(self.defaults, known.own, own)
         return applied if topic.persistent else adapt_to_non_persistent(applied)
 
-    async def get_namespace_applied(self, name: NamespaceName) -> Applied:
+    async def get_namespace_applied(self, name: NamespaceName) -> AppliedPolicies:
         return (await self._namespace(name)).applied
 
     async def read_set_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
@@ -113,7 +114,7 @@ class PolicyCache:
     async def _read(self, name: NamespaceName) -> _Namespace:
         """Reads the policies of a namespace and its topics from the metadata into the cache."""
         own = await self.read_set_policies(name, None)
-        local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
+        local = [paths.decode_segment(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
         for start in range(0, len(local), READ_AT_ONCE):
             some = local[start : start + READ_AT_ONCE]
@@ -142,7 +143,7 @@ class PolicyCache:
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
-            policies = check(completed(merge_policies(without(record.policies, *remove), given)))
+            policies = check(complete_retention(merge_policies(without(record.policies, *remove), given)))
             return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
@@ -231,7 +232,7 @@ class PolicyCache:
         if path == paths.BROKER_POLICIES:
             await self._read_defaults_again()
             return
-        parts = [paths.name(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
+        parts = [paths.decode_segment(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
         if len(parts) in (2, 3):
             name = NamespaceName(parts[0], parts[1])
             if name in self._known:
@@ -330,7 +331,7 @@ class TopicWatcher:
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
         )
         seen = dict.fromkeys(prefixes, revision)
-        waiting: asyncio.Queue[tuple[str, Changed | WatchReset] | BaseException] = asyncio.Queue(WAITING_MAX)
+        waiting: asyncio.Queue[tuple[str, NodeChanged | WatchReset] | BaseException] = asyncio.Queue(WAITING_MAX)
         tasks = [asyncio.create_task(self._follow(prefix, revision, waiting)) for prefix in prefixes]
         try:
             while True:
@@ -361,7 +362,7 @@ class TopicWatcher:
             return []
 
     async def _follow(
-        self, prefix: str, revision: int, waiting: asyncio.Queue[tuple[str, Changed | WatchReset] | BaseException]
+        self, prefix: str, revision: int, waiting: asyncio.Queue[tuple[str, NodeChanged | WatchReset] | BaseException]
     ) -> None:
         try:
             async for event in self._store.watch(prefix, revision):
@@ -370,9 +371,9 @@ class TopicWatcher:
             await waiting.put(error)
 
     async def _translate(
-        self, namespace: NamespaceName, event: Changed, revision: int
+        self, namespace: NamespaceName, event: NodeChanged, revision: int
     ) -> TopicAdded | TopicRemoved | None:
-        topic = TopicName.parse(f"persistent://{namespace}/{paths.name(event.path.rsplit('/', 1)[1])}")
+        topic = TopicName.parse(f"persistent://{namespace}/{paths.decode_segment(event.path.rsplit('/', 1)[1])}")
         if topic.is_partition:
             return None
         if event.version < 0 and await self._catalog.count_partitions(topic) is None:

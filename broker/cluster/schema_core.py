@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
 
 from ...proto.errors import InvalidSchema
-from ...proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, SchemaInfo, SchemaType, pair_of
+from ...proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, SchemaInfo, SchemaType, split_key_value
 from . import schema_avro_core as avro
 from .schema_avro_core import AvroField, AvroType
 
@@ -206,7 +206,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def _pair(cls, info: SchemaInfo) -> Definition:
-        halves = tuple(_half(each, info.type) for each in pair_of(info))
+        halves = tuple(_half(each, info.type) for each in split_key_value(info))
         told = b"".join(each.fingerprint if each is not None else b"-" for each in halves)
         return cls(info, _hash(info, told + _encoding(info).encode()), halves=halves)
 

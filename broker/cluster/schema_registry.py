@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
 from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, put_operation
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import (
     BadVersion,
     Busy,
@@ -72,7 +72,7 @@ class SchemaRules(NamedTuple):
     enforced: bool = False  # whether a producer without a schema is refused if the topic has one
 
     @classmethod
-    def from_policies(cls, applied: Applied) -> SchemaRules:
+    def from_policies(cls, applied: AppliedPolicies) -> SchemaRules:
         return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
 
 
@@ -259,7 +259,7 @@ class SchemaRegistry:
         """Deletes the remaining schemas of a deleted namespace: those whose topics never existed, or are
         non-persistent."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
-            domain, _, local = paths.name(each).rpartition("/")
+            domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
     async def _delete_versions(self, topic: TopicName) -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ...ledger.handle import ENTRY_BYTES_MAX
-from ...proto.applied import Applied, Limit
+from ...proto.applied import AppliedPolicies, Limit
 from ...proto.errors import InvalidConfiguration
 from ...proto.policies import Policies
 from ...proto.states import COORDINATORS_MAX
@@ -40,7 +40,7 @@ HAND_OUT_BYTES = 1 << 20
 queue so much beyond its bound, and a role may still read so much after its right was revoked."""
 
 
-class BrokerConfig(Applied, frozen=True):
+class BrokerConfig(AppliedPolicies, frozen=True):
     """Settings of a broker, with the policies that namespaces and topics inherit (broker/common/config.py)."""
 
     # ---- behaviour
@@ -200,7 +200,8 @@ next ledger on."""
 # ------------------------------------------------------------------------------------------------------- applied
 # The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 #
-# `Applied` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time and never
+# `AppliedPolicies` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time
+# and never
 # keeps a field of it. The broker's own level is its configuration, which has the same fields (broker/common/config.py
 # `BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
 # Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
@@ -209,7 +210,7 @@ next ledger on."""
 # Guarding test: tests/broker/common/test_applied.py.
 
 
-NAMES = Applied.__struct_fields__
+NAMES = AppliedPolicies.__struct_fields__
 FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
 DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
@@ -237,7 +238,7 @@ def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
     return RuntimeSettings(**found)
 
 
-def resolve_policies(broker: Applied, *levels: Policies) -> Applied:
+def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolicies:
     """Returns the policies in force. Each field has the value of the last of `levels` (namespace, then topic) that sets
     it, else the broker's; `max_message_bytes` never exceeds the broker's."""
     values = {name: getattr(broker, name) for name in NAMES}
@@ -247,10 +248,10 @@ def resolve_policies(broker: Applied, *levels: Policies) -> Applied:
             if value is not None:
                 values[name] = value
     values["max_message_bytes"] = min(values["max_message_bytes"], broker.max_message_bytes)
-    return Applied(**values)
+    return AppliedPolicies(**values)
 
 
-def to_policies(applied: Applied) -> Policies:
+def to_policies(applied: AppliedPolicies) -> Policies:
     """Returns policies with every field set to its value in force, for requests that ask for applied policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
@@ -259,7 +260,7 @@ UNUSED_S = 60
 """Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
-def adapt_to_non_persistent(applied: Applied) -> Applied:
+def adapt_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
     """Returns the policies changed as a non-persistent topic needs them, which stores nothing: deduplication and
     compaction are off, and the topic is deleted when it is unused."""
     return replace(

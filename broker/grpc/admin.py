@@ -24,7 +24,7 @@ from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_role
 from ...proto.operations import Permission
 from ...proto.policies import decode, encode
-from ...proto.schema import version_bytes
+from ...proto.schema import encode_version
 from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
 from ...proto.translation import reply_of
 from ...runtime.access import Principal
@@ -132,11 +132,11 @@ class SchemaAdminService:
     async def put_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
         version = await self._schemas.register_schema(topic, info, context.principal.name)
-        return wire.SchemaReply(version=version_bytes(version))
+        return wire.SchemaReply(version=encode_version(version))
 
     async def find_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
-        return wire.SchemaReply(version=version_bytes(await self._schemas.find(topic, info)))
+        return wire.SchemaReply(version=encode_version(await self._schemas.find(topic, info)))
 
     async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
         topic, info = TopicName.parse(request.topic), translate.parse_schema_info(request.schema)
@@ -145,7 +145,7 @@ class SchemaAdminService:
 
     async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
         deleted = await self._schemas.delete(TopicName.parse(request.name), force=request.force)
-        return wire.SchemaReply(version=version_bytes(deleted))
+        return wire.SchemaReply(version=encode_version(deleted))
 
 
 # --------------------------------------------------------------------------------------------------------- admin

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
-from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, Rule
+from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, PermissionRule
 from ...runtime.network import CallContext, rpc, rpcs_of
 from ...runtime.threads import Workers
 from ..access.authorizer import Authorizer, may_call_everything
@@ -117,7 +117,7 @@ def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) 
     return call
 
 
-def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Handler:
+def _checked(path: str, rule: PermissionRule, handler: Handler, access: Authorizer) -> Handler:
     act = not LOOKS.match(path)
 
     async def call(request: Any, context: CallContext) -> Any:
@@ -144,7 +144,7 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
 _OF_ADMINISTRATORS = frozenset((Permission.MANAGE, Permission.OPERATE))
 
 
-def _needed(path: str, rule: Rule, request: Any) -> Permission:
+def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
     if path in EVERY_SUBSCRIPTION and rule.subscription and not getattr(request, rule.subscription):
         return Permission.MANAGE
     return rule.permission
@@ -157,7 +157,7 @@ async def authorize_request(path: str, request: Any, context: CallContext, acces
         await _authorize(path, RULES[path], request, context, access)
 
 
-async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
+async def _authorize(path: str, rule: PermissionRule, request: Any, context: CallContext, access: Authorizer) -> None:
     """Authorizes a request by `rule`. Raises Unauthorized, or InvalidName if a topic or namespace in the request has an
     invalid name."""
     permission, principal = _needed(path, rule, request), context.principal

@@ -148,7 +148,7 @@ class ConnectStream:
     async def wait_room(self) -> None:
         """Waits until the stream may be read again. Raises ConnectionLost."""
         if self.stream.queued_bytes > OUT_BYTES:
-            await self.stream.wait_sent(self.stream.left_bytes + OUT_BYTES // 2)
+            await self.stream.wait_sent(self.stream.sent_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
@@ -171,12 +171,12 @@ class ConnectStream:
             except ConnectionLost:
                 break  # the reader of the stream gets it too, and ends
             size = sum(map(len, item))
-            sent.append((stream.left_bytes + stream.queued_bytes, size))
+            sent.append((stream.sent_bytes + stream.queued_bytes, size))
             handler.queued_bytes += size
         return self._is_full(handler)
 
     def _is_full(self, handler: ConsumerHandler) -> bool:
-        left, sent = self.stream.left_bytes, handler.sent
+        left, sent = self.stream.sent_bytes, handler.sent
         while sent and sent[0][0] <= left:
             handler.queued_bytes -= sent.popleft()[1]
         if not sent:

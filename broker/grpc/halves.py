@@ -26,7 +26,7 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 def parse_half_id(asked: wire.TransactionId) -> TxnId:
     """Returns the id of a half message. Raises InvalidRequest if the two numbers are no such id."""
-    return TxnId.checked(asked.most, asked.least)
+    return TxnId.from_numbers(asked.most, asked.least)
 
 
 class HalfMessageService:

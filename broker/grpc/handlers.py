@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.errors import BackPressure, ConnectionLost, InternalError, InvalidRequest, MagnetarError, to_wire
 from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
@@ -336,7 +336,7 @@ class ConsumerHandler(Handler):
 
     def __init__(self, connection: ConnectStream, number: int) -> None:
         super().__init__(connection, number)
-        self._head = b"\x08" + varint(number)
+        self._head = b"\x08" + encode_varint(number)
         self._session: ConsumerSession | None = None
         self.sent: deque[tuple[int, int]] | None = None  # unsent deliveries: (offset of its end on the stream, bytes) …
         self.queued_bytes = 0  # … and the sum of their bytes

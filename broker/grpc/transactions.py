@@ -95,7 +95,7 @@ class TransactionService(HalfMessageService):
 
     async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
         try:
-            return await self._broker.transactions.load_owned(TxnId.checked(number, 0).coordinator)
+            return await self._broker.transactions.load_owned(TxnId.from_numbers(number, 0).coordinator)
         except MagnetarError as error:
             return error
 
@@ -218,7 +218,7 @@ class TransactionAdminService(HalfMessageAdminService):
 
 def parse_txn_id(asked: wire.TransactionId) -> TxnId:
     """Returns the id of a transaction. Raises InvalidRequest if the two numbers are no such id."""
-    return TxnId.checked(asked.most, asked.least)
+    return TxnId.from_numbers(asked.most, asked.least)
 
 
 def _ask_end(

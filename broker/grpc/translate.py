@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from ...metadata.records import GrantsRecord
 from ...proto import wire_pb2 as wire
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.errors import InvalidRequest
 from ...proto.names import MessageId, Position
-from ...proto.schema import SchemaInfo, SchemaType, SchemaVersion, version_bytes
+from ...proto.schema import SchemaInfo, SchemaType, SchemaVersion, encode_version
 from ...proto.states import (
     AccessMode,
     AckedEntry,
@@ -58,7 +58,7 @@ def parse_schema_info(given: wire.SchemaInfo) -> SchemaInfo:
 def make_schema_reply(found: SchemaVersion) -> wire.SchemaReply:
     info = found.info
     return wire.SchemaReply(
-        version=version_bytes(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
+        version=encode_version(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
         schema=wire.SchemaInfo(type=info.type, data=info.data, name=info.name, properties=info.properties),
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def make_opened_frame(id_: int, session: ProducerSession) -> wire.ServerFrame:
         producer_opened=wire.ProducerOpened(
             producer_name=session.name, last_sequence_id=session.last_sequence_id, credit=session.credit,
             max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
-            schema_version=version_bytes(session.schema_version),
+            schema_version=encode_version(session.schema_version),
         ),
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def acknowledge_in_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[No
 
 async def ack_in_transaction(session: ConsumerSession, ack: wire.Ack) -> None:
     """Acknowledges in a transaction, like the session's `ack_in_transaction`."""
-    txn = TxnId.checked(ack.txn.most, ack.txn.least)
+    txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)
     cumulative = ack.kind == wire.Ack.CUMULATIVE
@@ -145,7 +145,7 @@ def ack_in_transaction_nowait(session: ConsumerSession, ack: wire.Ack) -> bool:
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
-        txn = TxnId.checked(ack.txn.most, ack.txn.least)
+        txn = TxnId.from_numbers(ack.txn.most, ack.txn.least)
         for _ in _check_ack(ack):
             pass
     except InvalidRequest:
@@ -287,17 +287,17 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces
     ids, bodies = bytearray(), 0
     for entry in entries:
         prefix = _entry_prefix(entry.size)
-        ids += varint(entry.position[1])
+        ids += encode_varint(entry.position[1])
         parts.append(prefix)
         parts += entry.frames
         bodies += len(prefix) + entry.size
-    ledger = _FIELD_1_INT + varint(ledger_id) if ledger_id else b""
-    numbers = b"".join((ledger, _FIELD_2, varint(len(ids)), ids))
-    return (head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts)
+    ledger = _FIELD_1_INT + encode_varint(ledger_id) if ledger_id else b""
+    numbers = b"".join((ledger, _FIELD_2, encode_varint(len(ids)), ids))
+    return (head, _FRAME_DELIVERIES, encode_varint(len(numbers) + bodies), numbers, *parts)
 
 
 def _entry_prefix(size: int) -> bytes:
-    return _PREFIXES[size] if size < SHORT else _FIELD_3 + varint(size)
+    return _PREFIXES[size] if size < SHORT else _FIELD_3 + encode_varint(size)
 
 
 def encode_read_reply(request_id: int, entry: StoredEntry) -> Pieces:
@@ -314,15 +314,17 @@ def _parts(
             ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
         ).SerializeToString()
     else:
-        ledger = _VARINTS[ledger_id] if ledger_id < SHORT else varint(ledger_id)
-        head = _FIELD_1_INT + ledger + _FIELD_2_INT + (_VARINTS[entry_id] if entry_id < SHORT else varint(entry_id))
-    size = _VARINTS[entry.size] if entry.size < SHORT else varint(entry.size)
+        ledger = _VARINTS[ledger_id] if ledger_id < SHORT else encode_varint(ledger_id)
+        head = (
+            _FIELD_1_INT + ledger + _FIELD_2_INT + (_VARINTS[entry_id] if entry_id < SHORT else encode_varint(entry_id))
+        )
+    size = _VARINTS[entry.size] if entry.size < SHORT else encode_varint(entry.size)
     whole = len(head) + 1 + len(size) + entry.size
-    return (tag, _VARINTS[whole] if whole < SHORT else varint(whole), head, _FIELD_5, size, *entry.frames)
+    return (tag, _VARINTS[whole] if whole < SHORT else encode_varint(whole), head, _FIELD_5, size, *entry.frames)
 
 
 SHORT = 4096
 """Sizes below this have precomputed prefixes: most entries are shorter."""
-_VARINTS = [varint(size) for size in range(SHORT)]
+_VARINTS = [encode_varint(size) for size in range(SHORT)]
 _PREFIXES = [_FIELD_3 + size for size in _VARINTS]
 """Tag and length of an entry in `deliveries`, by its size."""

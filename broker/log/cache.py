@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ...proto.entry import chunk_uuid, distinct_keys, parse_stored, single_entry_key
+from ...proto.entry import chunk_uuid, distinct_keys, parse_stored_head, single_entry_key
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
@@ -51,7 +51,7 @@ class StoredEntry:
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
         """Returns the entry at `position`, from the bytes that a bookie returned. Raises CorruptEntry if they do not
         parse."""
-        index, timestamp_ms, metadata, _ = parse_stored(entry)
+        index, timestamp_ms, metadata, _ = parse_stored_head(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
         else:
@@ -67,7 +67,7 @@ class StoredEntry:
         time."""
         if not self.chunk_of:
             return False
-        metadata = parse_stored(self.frames[-1]).metadata
+        metadata = parse_stored_head(self.frames[-1]).metadata
         return metadata.chunk_id < metadata.num_chunks_from_msg - 1
 
     @property
@@ -115,7 +115,7 @@ class StoredEntry:
 
 def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
     try:
-        head = parse_stored(entry)
+        head = parse_stored_head(entry)
         if not head.metadata.HasField("num_messages_in_batch") or head.metadata.encryption_keys:
             return _slots_of_one(head.metadata)
         if is_slow_to_parse(head.metadata):

@@ -39,7 +39,7 @@ from pyroaring import BitMap
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
 from ...proto.states import CompactionState, LedgerStays
@@ -145,7 +145,7 @@ class Compaction:
         self.shown = log
         view.hide_uncommitted(log)
 
-    def trim_limit(self, applied: Applied) -> TrimLimit | None:
+    def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns what compaction no longer needs of the log; None if it needs nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
@@ -171,7 +171,7 @@ class Compaction:
         return int(size)
 
     # ------------------------------------------------------------------ life
-    async def open(self, applied: Applied) -> None:
+    async def open(self, applied: AppliedPolicies) -> None:
         """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises the error
         with which the ledger cannot be read."""
         record = self.record
@@ -197,7 +197,7 @@ class Compaction:
         self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
         return True
 
-    def run_due(self, applied: Applied) -> None:
+    def run_due(self, applied: AppliedPolicies) -> None:
         """Starts a compaction if at least as many bytes as the threshold of the policy are not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.uncompacted_bytes() >= threshold_bytes:

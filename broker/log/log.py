@@ -18,7 +18,7 @@ from typing import Protocol
 from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
-from ...metadata.store import Change
+from ...metadata.store import NodeUpdate
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
@@ -140,7 +140,9 @@ class Log(ReadableLog, Protocol):
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` returns, and deletes them. Returns those that were removed."""
 
-    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
+    ) -> None:
         """Commits other `fields` of the topic's record, and in the same commit the changes `together`. `within`: the
         caller runs in a task that is not cancelled, so that no further one is needed."""
 

@@ -22,10 +22,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyroaring import BitMap64
 
-from ...ledger.reader_core import Payload
+from ...ledger.reader_core import AppendPayload
 
 
-class QueuedPublish(Payload):
+class QueuedPublish(AppendPayload):
     """A publish in flight. `index`: that of its last message; `entry`: its entry id while it is sent, else -1."""
 
     __slots__ = ("index",)

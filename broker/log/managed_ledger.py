@@ -31,7 +31,7 @@ from ...ledger.placement_core import Shrink
 from ...ledger.recovery import ClosedByOther
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, LedgerRecord, TopicLedger, TopicRecord, decode, encode
-from ...metadata.store import Change, MetadataStore, Versioned, update_together
+from ...metadata.store import MetadataStore, NodeUpdate, Versioned, update_nodes
 from ...proto.errors import (
     DataLost,
     LedgerFenced,
@@ -76,7 +76,7 @@ def topic_path(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
-def claim_check(topic: TopicName, claim: str) -> Change:
+def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     """Returns a change that writes nothing, and lets its commit succeed only while the topic has this claim. Otherwise
     the commit raises TopicFenced."""
     path = topic_path(topic)
@@ -86,7 +86,7 @@ def claim_check(topic: TopicName, claim: str) -> Change:
             raise TopicFenced(f"topic {topic} was taken over by another broker", topic=topic)
         return None
 
-    return Change(path, transform)
+    return NodeUpdate(path, transform)
 
 
 class ManagedLedgerRecord:
@@ -118,7 +118,7 @@ class ManagedLedgerRecord:
         return node is not None and node.value == self.stored
 
     async def change(
-        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[Change] = (),
+        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[NodeUpdate] = (),
         **fields: object,
     ) -> None:  # fmt: skip
         """Writes the list of ledgers and other `fields` of the record, and in the same commit the changes `together`.
@@ -142,7 +142,7 @@ class ManagedLedgerRecord:
             return value
 
         self._unknown = value
-        await update_together(self.store, (*together, Change(self._path, transform)))
+        await update_nodes(self.store, (*together, NodeUpdate(self._path, transform)))
         self.record, self.stored, self._unknown = after, value, value
 
 
@@ -165,12 +165,12 @@ NOT_ASKED = Replication(1, 1, 1)
 """The replication that the policy wants, before the first ledger is made."""
 
 
-Claims = Callable[[TopicName, TopicRecord, str], Sequence[Change]]
+Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
 """(topic, its record, the claim) → the same claim of what else is the owner's, as a part of the commit that claims the
 topic. What it leaves out is claimed when it is opened."""
 
 
-def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Change]:
+def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
     """Returns (): the owner of the topic claims nothing else in the same commit."""
     return ()
 
@@ -202,7 +202,7 @@ class ManagedLedger:
         self._claims = claims
         self.listed = ManagedLedgerRecord(metadata, topic)
         """The list of ledgers; its `record` is as it was read or committed last."""
-        self._end: Change | None = None  # of the last ledger, to be committed with the claim
+        self._end: NodeUpdate | None = None  # of the last ledger, to be committed with the claim
 
     @property
     def has_room(self) -> bool:
@@ -392,7 +392,7 @@ class ManagedLedger:
         """Commits that the topic is terminated. Its last ledger must be closed."""
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
-    async def commit_fields(self, together: Sequence[Change] = (), **fields: object) -> None:
+    async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
         """Commits other `fields` of the topic's record, and in the same commit the changes `together`."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 

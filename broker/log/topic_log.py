@@ -39,8 +39,8 @@ from pyroaring import BitMap
 
 from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
-from ...metadata.store import Change, MetadataStore
-from ...proto.entry import broker_part
+from ...metadata.store import MetadataStore, NodeUpdate
+from ...proto.entry import encode_broker_part
 from ...proto.errors import (
     DataLost,
     InternalError,
@@ -161,7 +161,8 @@ class TopicLog:
         now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
         publish.arrived_s = clock.monotonic()
         appender.queue.add(publish, publish.count)
-        stored = b"".join((broker_part(publish.index, now_ms), publish.client_part))  # copied here, and for the disk
+        # copied here, and for the disk
+        stored = b"".join((encode_broker_part(publish.index, now_ms), publish.client_part))
         publish.timestamp_ms, publish.client_part = now_ms, b""
         publish.frames, publish.size = (stored,), len(stored)
         if state is TopicState.SERVING:
@@ -293,7 +294,9 @@ class TopicLog:
                 return []
             return gone
 
-    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
+    ) -> None:
         """Commits other `fields` of the topic's record, and in the same commit the changes `together`. Raises
         TopicFenced if another broker has the topic, which is abandoned then, and any error that a change of `together`
         raises. After any other error the outcome is unknown. `within`: the caller runs in a task that is not cancelled

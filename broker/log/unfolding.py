@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...proto.compression import decompress_to_mapping
-from ...proto.entry import PROPERTIES_LONG, keys_of_items, parse_stored
+from ...proto.entry import PROPERTIES_LONG, collect_item_keys, parse_stored_head
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
@@ -54,7 +54,7 @@ async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
     batch in a thread. Returns () if the batch is damaged."""
     async with _turn():
         try:
-            head = parse_stored(entry)
+            head = parse_stored_head(entry)
             metadata, payload = head.metadata, bytes(entry[head.payload_offset :])
             if not metadata.compression or not metadata.uncompressed_size:
                 return await _looked_at(world, payload, metadata.num_messages_in_batch)
@@ -69,7 +69,7 @@ async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args:
     """Returns the result of `work(*args, **kwargs)`, which parses the stored `entry`. Runs it in a thread if the entry
     takes long to parse, one such call at a time; else calls it directly."""
     try:
-        long = is_slow_to_parse(parse_stored(entry).metadata)
+        long = is_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:
         long = False
     if not long:
@@ -98,7 +98,7 @@ async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tupl
     while messages > 0:
         found: dict[bytes, None] = {}
         some = min(messages, _MESSAGES_AT_ONCE)
-        offset = keys_of_items(payload, offset, some, found)
+        offset = collect_item_keys(payload, offset, some, found)
         slots.update(dict.fromkeys(map(sticky_slot, found)))
         messages -= some
         if turns.is_slice_over:

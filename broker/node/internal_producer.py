@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ...metadata.store import MetadataStore
 from ...proto import wire_pb2 as wire
-from ...proto.entry import client_part, parse_header
+from ...proto.entry import encode_client_part, parse_header
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import (
     ConnectionLost,
@@ -182,7 +182,7 @@ def _entry(metadata: MessageMetadata, payload: bytes, name: str, number: int, wa
     metadata.producer_name, metadata.sequence_id, metadata.publish_time = name, number, wall_ms
     metadata.ClearField("highest_sequence_id")
     metadata.txnid_most_bits, metadata.txnid_least_bits = txn
-    return client_part(metadata, payload)
+    return encode_client_part(metadata, payload)
 
 
 # -------------------------------------------------------------------------------------------------- participants

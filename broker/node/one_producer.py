@@ -15,7 +15,7 @@ from typing import Any
 from ...client.core.effects import (
     Connect,
     Disconnect,
-    Finish,
+    EndWithError,
     ProducerEffect,
     ProducerOptions,
     Publish,
@@ -24,7 +24,7 @@ from ...client.core.effects import (
 from ...client.core.failover import Backoff
 from ...client.core.producer import ProducerCore
 from ...proto import wire_pb2 as wire
-from ...proto.entry import client_part, parse_header
+from ...proto.entry import encode_client_part, parse_header
 from ...proto.errors import ConnectionLost, from_wire
 from ...proto.names import Position
 from ...runtime.clock import Clock
@@ -98,7 +98,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
             for callback in batch.callbacks:
                 if callback is not None:
                     callback(None, Position(ledger_id, entry_id))
-        case ReportOutcome(_, error) | Finish(error) if error is not None:
+        case ReportOutcome(_, error) | EndWithError(error) if error is not None:
             raise error
         case Disconnect() | Connect():
             raise ConnectionLost("the producer lost its connection")
@@ -114,4 +114,4 @@ def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
         header.metadata.schema_version = version
     else:
         header.metadata.ClearField("schema_version")
-    return client_part(header.metadata, client_part_[header.payload_offset :])
+    return encode_client_part(header.metadata, client_part_[header.payload_offset :])

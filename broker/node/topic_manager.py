@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
-from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, writes
+from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
 from ...metadata.session import ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
@@ -35,7 +35,7 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.budget import CallerMemory
 from ...runtime.memory_shares import machine_bytes
-from ...runtime.metrics import SECONDS, Histogram, Page
+from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import Authorizer, Grants
@@ -92,7 +92,7 @@ def _served_by(name: TopicName, owner: BrokerRecord) -> NotOwner:
     return NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
 
-async def _write_no_metrics(page: Page) -> None:
+async def _write_no_metrics(page: MetricsPage) -> None:
     """The page of a broker that no process serves."""
 
 
@@ -162,7 +162,8 @@ class TopicManager:
         self.world = world
         self.config = config
         self._runtime = RuntimeSettings()  # what is changed for all brokers while they run
-        self.measure: Callable[[Page], Awaitable[None]] = _write_no_metrics  # the process that serves has its own
+        # the process that serves has its own
+        self.measure: Callable[[MetricsPage], Awaitable[None]] = _write_no_metrics
         self._rates = BrokerRateLimits(config)
         self.memory = CallerMemory(config.client_memory_bytes or machine_bytes() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
@@ -593,7 +594,7 @@ class TopicManager:
         after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if the
         list changes again and again."""
         session = self._open()
-        if not writes(Feature.SKIPPED_LOSSES):
+        if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
         return await run_to_end(self._skip_lost(session, name, only, force=force))
 

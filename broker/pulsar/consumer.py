@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.checksum import varint
-from ...proto.entry import client_part_of
+from ...proto.checksum import encode_varint
+from ...proto.entry import strip_broker_part
 from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import LATEST, MessageId, Position
 from ...proto.states import InitialPosition
@@ -66,7 +66,7 @@ class ConsumerHandler:
         self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
         """Epoch of the messages that are sent. Java's client drops those of an earlier one, which were sent before it
         asked for redelivery of all."""
-        self._head = b"\x08" + varint(self.id)
+        self._head = b"\x08" + encode_varint(self.id)
         self._over = False
         self._is_active = False
         self._told_active: bool | None = None
@@ -213,7 +213,7 @@ class ConsumerHandler:
         for delivery in deliveries:
             entry = delivery.entry
             assert isinstance(entry, StoredEntry)
-            part = client_part_of(entry.frames[-1])
+            part = strip_broker_part(entry.frames[-1])
             head = encode_message_head(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
         return self.has_sought or self._connection.is_full
@@ -222,17 +222,17 @@ class ConsumerHandler:
         """Encodes a CommandMessage."""
         assert self.session is not None, "a delivery comes after the opening"
         partition = self.session.topic.name.partition
-        place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))
+        place = b"".join((b"\x08", encode_varint(position[0]), b"\x10", encode_varint(position[1])))
         if partition >= 0:
-            place += b"\x18" + varint(partition)
-        parts = [self._head, b"\x12", varint(len(place)), place]
+            place += b"\x18" + encode_varint(partition)
+        parts = [self._head, b"\x12", encode_varint(len(place)), place]
         if delivery.redelivery_count:
-            parts.append(b"\x18" + varint(delivery.redelivery_count))
+            parts.append(b"\x18" + encode_varint(delivery.redelivery_count))
         if delivery.acked_indexes:
             words = translate.encode_ack_set(delivery.acked_indexes, delivery.entry.count)
-            parts += [b"\x20" + varint(translate.unsigned_long(word)) for word in words]
+            parts += [b"\x20" + encode_varint(translate.unsigned_long(word)) for word in words]
         if self._epoch is not None:
-            parts.append(b"\x28" + varint(self._epoch))
+            parts.append(b"\x28" + encode_varint(self._epoch))
         return b"".join(parts)
 
     def on_end_of_topic(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.checksum import crc32c, varint
+from ...proto.checksum import crc32c, encode_varint
 from ...proto.entry import Buffer
 from ...proto.errors import CorruptEntry, InvalidRequest
 
@@ -200,12 +200,20 @@ _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt`
 
 def encode_receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
     """Returns the encoded frame of a SEND_RECEIPT, which answers one entry. `highest` is left out if it is 0."""
-    place = b"".join((b"\x08", varint(ledger_id), b"\x10", varint(entry_id)))
-    parts = [b"\x08", varint(producer_id), b"\x10", varint(sequence_id), b"\x1a", varint(len(place)), place]
+    place = b"".join((b"\x08", encode_varint(ledger_id), b"\x10", encode_varint(entry_id)))
+    parts = [
+        b"\x08",
+        encode_varint(producer_id),
+        b"\x10",
+        encode_varint(sequence_id),
+        b"\x1a",
+        encode_varint(len(place)),
+        place,
+    ]
     if highest:
-        parts += (b"\x20", varint(highest))
+        parts += (b"\x20", encode_varint(highest))
     receipt = b"".join(parts)
-    body = b"".join((_RECEIPT, varint(len(receipt)), receipt))
+    body = b"".join((_RECEIPT, encode_varint(len(receipt)), receipt))
     return b"".join((_U32.pack(len(body) + 4), _U32.pack(len(body)), body))
 
 
@@ -215,5 +223,5 @@ _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 def encode_message_head(message: bytes, entry_bytes: int) -> bytes:
     """Returns the encoded start of a MESSAGE frame; the caller must send an entry of `entry_bytes` bytes after it.
     `message` is the encoded CommandMessage."""
-    body = b"".join((_MESSAGE, varint(len(message)), message))
+    body = b"".join((_MESSAGE, encode_varint(len(message)), message))
     return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

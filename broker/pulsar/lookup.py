@@ -25,7 +25,7 @@ from ...proto.errors import (
 )
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Permission
-from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, version_bytes
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version, encode_version
 from ..session import statistics
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
@@ -164,7 +164,7 @@ async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) 
     found = await SchemaQueries(connection.broker).get(topic, version)
     if found.deleted:
         raise SchemaNotFound(f"version {found.version} of the schema of topic {topic} is deleted", topic=topic)
-    return _schema_is(asked.request_id, found.info, version_bytes(found.version))
+    return _schema_is(asked.request_id, found.info, encode_version(found.version))
 
 
 def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
@@ -189,7 +189,7 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
     version = BYTES_VERSION
     if given is not None:
         user = connection.caller.principal.name
-        version = version_bytes(
+        version = encode_version(
             await SchemaQueries(connection.broker).register_schema(topic, given, user, by_hand=False)
         )
     return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(

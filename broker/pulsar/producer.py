@@ -27,7 +27,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position
-from ...proto.schema import version_bytes
+from ...proto.schema import encode_version
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
 from ...runtime.files import Buffer
@@ -140,7 +140,7 @@ class ProducerHandler:
         answer = pulsar.CommandProducerSuccess(
             request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
             # empty: none. Java's client ends its connection when it is left out
-            schema_version=version_bytes(self._session.schema_version),
+            schema_version=encode_version(self._session.schema_version),
         )  # fmt: skip
         if epoch:
             answer.topic_epoch = epoch

@@ -55,7 +55,7 @@ def has_txn(command: Any) -> bool:
 def txn_of(command: Any) -> TxnId:
     """Returns the id of the transaction in a command. Raises InvalidRequest if the two numbers are no transaction
     id."""
-    return TxnId.checked(command.txnid_most_bits, command.txnid_least_bits)
+    return TxnId.from_numbers(command.txnid_most_bits, command.txnid_least_bits)
 
 
 def coordinator_of(topic: TopicName) -> int | None:

@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 
 from ...proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticated
 from ...proto.names import TopicName
-from ...runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
+from ...runtime.access import AUTHORIZATION_MAX, Caller, CallerLimits, Guard
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService
@@ -40,7 +40,7 @@ from . import rows_routes, subscriptions_routes, topics_routes
 
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
-AUTHENTICATIONS = Limits().authentications
+AUTHENTICATIONS = CallerLimits().authentications
 """Most authentications at a time."""
 
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)

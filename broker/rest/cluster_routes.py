@@ -17,7 +17,7 @@ from ...proto.errors import InvalidRequest, NotFound, Unavailable
 from ...proto.operations import Permission
 from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
-from ...runtime.metrics import Page
+from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_name_of
 from ..session.settings import SHOWN, changed_settings, list_settings, parse_setting_name, parse_setting_value
@@ -56,7 +56,7 @@ async def status(call: RestRequest) -> Response:
 @register_route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
 async def metrics(call: RestRequest) -> Response:
     await call.authorize(op.LIST_BROKERS)
-    page = Page()
+    page = MetricsPage()
     try:
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
             await call.measure(page)
@@ -70,7 +70,7 @@ async def metrics_as_pulsar(call: RestRequest) -> Response:
     return await metrics(call)
 
 
-async def _pieces(page: Page) -> AsyncIterator[bytes]:
+async def _pieces(page: MetricsPage) -> AsyncIterator[bytes]:
     """Yields the page in pieces; between two pieces other tasks of the event loop run."""
     for each in as_text(page):
         yield each

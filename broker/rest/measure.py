@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from ...runtime.metrics import Page
+from ...runtime.metrics import MetricsPage
 
-Measure = Callable[[Page], Awaitable[None]]
+Measure = Callable[[MetricsPage], Awaitable[None]]
 
 
-async def write_no_metrics(page: Page) -> None:
+async def write_no_metrics(page: MetricsPage) -> None:
     """Writes nothing: the default function for a broker without metrics."""

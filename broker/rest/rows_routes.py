@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ...proto.operations import OPERATIONS, AskedOf, Http, Operation, Part, PermissionPlace, Rule
+from ...proto.operations import (
+    OPERATIONS,
+    AnsweringBroker,
+    HttpRoute,
+    Operation,
+    PathPart,
+    PermissionPlace,
+    PermissionRule,
+)
 from ..grpc.checked import handler_name
 from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Handler, RestRequest, register_route
 from .transactions_routes import parse_txn_id
@@ -23,7 +31,7 @@ BASES = {
 PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
 
 
-def _handler(row: Operation[Any], http: Http) -> Handler:
+def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
     place = http.path[:3] if http.path[:3] in PATHS else BASES.get(row.rule.on, "")
 
     async def handle(call: RestRequest) -> object:
@@ -33,9 +41,9 @@ def _handler(row: Operation[Any], http: Http) -> Handler:
             arguments[http.body[0]] = call.parse_body(dict[str, str])
         if row.rule.subscription:
             arguments.setdefault(row.rule.subscription, call.names.get("subscription", ""))
-        if row.asked_of is AskedOf.COORDINATOR:
+        if row.asked_of is AnsweringBroker.COORDINATOR:
             return await call.call_coordinator(row, **arguments, half=parse_txn_id(call))
-        if row.asked_of is not AskedOf.OWNER:
+        if row.asked_of is not AnsweringBroker.OWNER:
             found = await call.call_local(row, **_place(call, row.rule, place), **arguments)
             return _shown(found) if http.answer else None
         answers = await call.call_partitions(row, **arguments)
@@ -50,7 +58,7 @@ def _handler(row: Operation[Any], http: Http) -> Handler:
     return handle
 
 
-def _part(call: RestRequest, part: Part) -> object:
+def _part(call: RestRequest, part: PathPart) -> object:
     text = call.names[part.name]
     return call.parse_number(text, part.number, least=part.least) if part.number else text
 
@@ -63,7 +71,7 @@ def _taken(call: RestRequest, name: str, kind: type) -> object:
     return call.parse_number(text, f"the parameter {name}") if kind is int and text else kind(text or kind())
 
 
-def _place(call: RestRequest, rule: Rule, place: str) -> dict[str, str]:
+def _place(call: RestRequest, rule: PermissionRule, place: str) -> dict[str, str]:
     """Returns the field of the operation's request that names the tenant, namespace or topic, with the name from the
     path."""
     if rule.on is PermissionPlace.TENANT:
@@ -96,7 +104,7 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _register(row: Operation[Any], http: Http) -> None:
+def _register(row: Operation[Any], http: HttpRoute) -> None:
     path = http.path if http.path.startswith(("/admin/", "{")) else BASES[row.rule.on] + http.path
     path = PATHS.get(path[:3], path[:3]) + path[3:]
     register_route(http.method, path, http.summary, body=http.body[1], answer=http.answer, busy=http.busy)(

@@ -13,7 +13,7 @@ import msgspec
 from ...proto import operations as op
 from ...proto.errors import InvalidSchema
 from ...proto.names import TopicName
-from ...proto.schema import definition_text, info_of, version_bytes
+from ...proto.schema import definition_text, encode_version, parse_info
 from ...proto.statistics import TopicSchema
 from .call import BadRequest, RestRequest, register_route
 
@@ -38,7 +38,7 @@ def _given(call: RestRequest) -> dict[str, object]:
     definition is invalid."""
     given = call.parse_body(SchemaBody)
     try:
-        info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
+        info = parse_info(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
     except InvalidSchema as error:
         raise BadRequest(error.message, 422) from error
     return {"topic": _topic(call), "schema": info}
@@ -69,7 +69,7 @@ async def get_schema(call: RestRequest) -> object:
     "GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}"
 )
 async def get_schema_version(call: RestRequest) -> object:
-    version = version_bytes(call.parse_number(call.names["version"], "a version"))
+    version = encode_version(call.parse_number(call.names["version"], "a version"))
     return _shown(await call.call_local(op.GET_SCHEMA, topic=_topic(call), version=version))
 
 

@@ -36,7 +36,7 @@ LIST_DEFAULT = 1_000
 # ------------------------------------------------------------------ what a request names
 def parse_txn_id(call: RestRequest) -> TxnId:
     """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest if it is no such id."""
-    return TxnId.checked(
+    return TxnId.from_numbers(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )
 

@@ -25,7 +25,7 @@ from ...proto.names import MessageId, NamespaceName, Position, TopicName
 from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
-from ...proto.translation import request_of, value_of
+from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import bundle_name_of
 from ..cluster.ownership import cancel_drain, order_drain
@@ -59,7 +59,7 @@ def answer_value(operation: Operation[T], reply: object) -> T:
     unchanged."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
-        reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
+        reply = value_of_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
     return cast(T, reply)
 
 

@@ -28,7 +28,7 @@ from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.config import defaults_of, source_of
 from ...runtime.descriptors import PROCESS
-from ...runtime.metrics import Page
+from ...runtime.metrics import MetricsPage
 from ...runtime.metrics_server import as_text
 from ...runtime.network import Endpoint
 from ..common.config import DYNAMIC, NAMES, RUNTIME, BrokerConfig, RuntimeSettings
@@ -150,11 +150,11 @@ def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
         source = "dynamic" if name in changed else source_of("broker", name, is_default=value == defaults[name])
         found.append(BrokerSetting(name, to_java_text(value), source, name in CHANGING))
     level = "dynamic" if "log_level" in changed else "option"
-    return (*found, BrokerSetting("log_level", logs.level_in_force(), level, dynamic=True))
+    return (*found, BrokerSetting("log_level", logs.current_level(), level, dynamic=True))
 
 
 async def _metrics_page(broker: TopicManager) -> str:
-    page, size, pieces = Page(), 0, list[bytes]()
+    page, size, pieces = MetricsPage(), 0, list[bytes]()
     await broker.measure(page)
     for piece in as_text(page):
         size += len(piece)

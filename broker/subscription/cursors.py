@@ -33,7 +33,7 @@ from ...ledger import LedgerClient, LedgerReader
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
-from ...metadata.store import Change, Delete, MetadataStore, Versioned, update_together
+from ...metadata.store import Delete, MetadataStore, NodeUpdate, Versioned, update_nodes
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
@@ -66,14 +66,14 @@ def cursor_path(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
-def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
+def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
     """Returns the changes that claim the subscriptions of the topic (those that its record names, CLAIMS_MAX at most),
     for the commit that claims the topic: a broker that opens hundreds of topics makes one commit for each instead of
     two. `DurableCursor.open` claims the others."""
-    changes: list[Change] = []
+    changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = cursor_path(topic, name)
-        changes.append(Change(path, partial(_claimed, path, claim)))
+        changes.append(NodeUpdate(path, partial(_claimed, path, claim)))
     return changes
 
 
@@ -152,7 +152,11 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ opening
     async def create(
-        self, shape: LogShape, mark: Position, properties: dict[str, str], commit: Callable[[Change], Awaitable[object]]
+        self,
+        shape: LogShape,
+        mark: Position,
+        properties: dict[str, str],
+        commit: Callable[[NodeUpdate], Awaitable[object]],
     ) -> None:
         """Creates a subscription that has acknowledged everything up to `mark`; `commit` stores its record. Raises
         AlreadyExists if the topic has a subscription of that name."""
@@ -166,7 +170,7 @@ class DurableCursor:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record, self._path)
 
-        await commit(Change(self._path, transform, absent=True))
+        await commit(NodeUpdate(self._path, transform, absent=True))
         self._record = record
         self._cursor = Cursor(shape, CursorState(mark))
 
@@ -248,7 +252,11 @@ class DurableCursor:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
     async def _change(
-        self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False, together: Sequence[Change] = ()
+        self,
+        change: Callable[[CursorRecord], CursorRecord],
+        *,
+        claiming: bool = False,
+        together: Sequence[NodeUpdate] = (),
     ) -> None:
         """Changes the record, as long as it still has this claim, and in the same commit makes the changes `together`.
         `claiming`: sets the claim instead of checking it. Raises TopicFenced if another broker has the claim;
@@ -267,7 +275,7 @@ class DurableCursor:
                 raise fenced
             return encode(change(record), self._path)
 
-        *_, node = await update_together(self._metadata, (*together, Change(self._path, transform)))
+        *_, node = await update_nodes(self._metadata, (*together, NodeUpdate(self._path, transform)))
         assert node is not None, "a changed record exists"
         if node.version >= self._version:  # two changes may be in flight, of the state and of the buckets
             self._version, self._record = node.version, self._decoded(node.value)
@@ -479,7 +487,7 @@ class DurableCursor:
         buckets = [bucket.ledger_id for bucket in self._record.delays]
         ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
         if node is not None:  # else an earlier attempt of unknown outcome deleted it
-            await deletions.commit_with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
+            await deletions.commit_ledger_deletions(self._metadata, ledgers, [Delete(self._path, node.version)])
         await self._ledger.delete()
         await self._state_ledgers().delete(*buckets)
 

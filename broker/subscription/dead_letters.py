@@ -39,8 +39,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...proto.applied import Applied
-from ...proto.entry import parse_header, parse_stored
+from ...proto.applied import AppliedPolicies
+from ...proto.entry import parse_header, parse_stored_head
 from ...proto.errors import CorruptEntry, DataLost, MagnetarError, Unavailable
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
@@ -173,10 +173,10 @@ class _Search:
         self.at_end = False
         self._log = log
         self._entry = entry
-        self._producer = parse_stored(entry.frames[-1]).metadata.producer_name
+        self._producer = parse_stored_head(entry.frames[-1]).metadata.producer_name
 
     def is_of_producer(self, entry: StoredEntry) -> bool:
-        return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
+        return parse_stored_head(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
         """Returns the entry as a chunk; number -1 if it is damaged."""
@@ -259,7 +259,7 @@ class DeadLetters:
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
-        clock: Clock, *, topic: TopicName, applied: Applied, incarnation: int,
+        clock: Clock, *, topic: TopicName, applied: AppliedPolicies, incarnation: int,
         forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved

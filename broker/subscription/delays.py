@@ -34,7 +34,7 @@ from typing import TypeVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
 from ...runtime.network import World
@@ -93,7 +93,7 @@ class DelayedDelivery:
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
-        applied: Applied, replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        applied: AppliedPolicies, replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
         self.is_ready = not store.buckets

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...proto.entry import client_part_of, decode_columns, is_intact, parse_header
+from ...proto.entry import decode_columns, is_intact, parse_header, strip_broker_part
 from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
@@ -68,7 +68,7 @@ def is_malformed(entry: Buffer) -> bool:
     messages that its header declares."""
     if not is_intact(entry):
         return False
-    part = client_part_of(entry)
+    part = strip_broker_part(entry)
     try:
         header = parse_header(part, verify=False)
         if not header.metadata.encryption_keys and header.metadata.num_chunks_from_msg <= 1:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
 from ...proto.names import Position
 from ...proto.states import AckedEntry, Isolation, TxnId
@@ -81,7 +81,7 @@ class Subscription:
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
-        config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
+        config: BrokerConfig, applied: AppliedPolicies, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
         memory: ReadMemory | None = None,
     ) -> None:  # fmt: skip
         self.dispatcher = Dispatcher(
@@ -122,7 +122,7 @@ class Subscription:
     def is_durable(self) -> bool:
         return self.store is not None
 
-    def apply(self, applied: Applied) -> None:
+    def apply(self, applied: AppliedPolicies) -> None:
         """Applies changed policies of the topic."""
         if self.delayed is not None:
             self.delayed.applied = applied
@@ -485,7 +485,7 @@ class Subscription:
             await self.store.close()
 
 
-def _limits(applied: Applied) -> DispatchLimits:
+def _limits(applied: AppliedPolicies) -> DispatchLimits:
     return DispatchLimits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
 
 

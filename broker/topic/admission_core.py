@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import MagnetarError, ProducerBusy
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState
@@ -66,7 +66,7 @@ class Admission:
         self._same_address_consumers = same_address_consumers
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
-    def check_producer(self, applied: Applied, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
+    def check_producer(self, applied: AppliedPolicies, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
         """Raises ProducerBusy if the topic has its maximum of producers, altogether or from that address. `there`: the
         connected producers."""
         limited = applied.max_producers or self._same_address_producers
@@ -77,7 +77,7 @@ class Admission:
             raise ProducerBusy(f"topic {self._topic} has {limit} producers, as many as it may have", topic=self._topic)
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
-    def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
+    def check_subscription(self, applied: AppliedPolicies, name: str, there: int, *, by_consumer: bool) -> None:
         """Raises NotAllowed if the topic has its maximum of subscriptions (`there`: their number); SubscriptionNotFound
         if a consumer asks for a new one, and the policy forbids to create one automatically."""
         if by_consumer and not applied.auto_subscription_creation:
@@ -91,7 +91,7 @@ class Admission:
             )
 
     def check_consumer(
-        self, applied: Applied, type_: SubscriptionType, who: ClientIdentity, subscription: str,
+        self, applied: AppliedPolicies, type_: SubscriptionType, who: ClientIdentity, subscription: str,
         everybody: Collection[ClientIdentity], mine: Collection[ClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
@@ -129,7 +129,7 @@ class Admission:
             )
 
     # ------------------------------------------------------------------ the rate of subscribing
-    def check_subscribe_rate(self, applied: Applied, who: ClientIdentity, name: str, now: float) -> None:
+    def check_subscribe_rate(self, applied: AppliedPolicies, who: ClientIdentity, name: str, now: float) -> None:
         """Takes a token from the bucket of the consumer with this host and `name`. Raises BackPressure if the bucket is
         empty."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
@@ -195,7 +195,8 @@ _POLICIES = {
 
 
 def must_roll_ledger(
-    shape: LogShape, applied: Applied, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float, idle_s: float,
+    shape: LogShape, applied: AppliedPolicies, holders: Sequence[TrimLimit], *, quiet_s: float, age_s: float,
+    idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
     """Returns True if the topic has to begin a new ledger, so that the last one can be deleted: the last one was not
@@ -232,7 +233,7 @@ def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
-def judge_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
+def judge_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
     """Returns the reaction of the policy to a backlog that exceeds the quota; None if it does not. `oldest_s`: the age
     of the oldest unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes
@@ -253,7 +254,7 @@ def mark_for_backlog(shape: LogShape, limit: int) -> Position:
     return shape.start
 
 
-def is_inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
+def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
     """Returns True if the topic is inactive for the policy. `users`: its producers and consumers; `backlog`: whether a
     durable subscription has unread messages."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:

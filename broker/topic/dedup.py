@@ -33,7 +33,7 @@ from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.entry import parse_header, split_broker_part
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
@@ -111,7 +111,7 @@ class Deduplication:
         return self._ledger_used
 
     # ------------------------------------------------------------------ opening
-    async def open(self, applied: Applied) -> None:
+    async def open(self, applied: AppliedPolicies) -> None:
         """Restores the stored state, and turns deduplication on or off as the policy says. Must be called after the log
         was taken over, before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
@@ -173,7 +173,7 @@ class Deduplication:
     def is_enabled(self) -> bool:
         return self.core.enabled
 
-    def trim_limit(self, applied: Applied) -> TrimLimit | None:
+    def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns what deduplication no longer needs of the log: everything up to the last stored snapshot. None if
         deduplication is off, so that it needs nothing."""
         held = self._stored if self.core.enabled or self._working is not None else None
@@ -251,7 +251,7 @@ class Deduplication:
                     future.set_result(None)
 
     # ------------------------------------------------------------------ on and off
-    def apply(self, applied: Applied) -> None:
+    def apply(self, applied: AppliedPolicies) -> None:
         """Applies the policies. If the time between snapshots has changed, it begins anew."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
@@ -259,7 +259,7 @@ class Deduplication:
             if self.core.enabled:
                 self._due()
 
-    def run_due(self, applied: Applied) -> None:
+    def run_due(self, applied: AppliedPolicies) -> None:
         """Turns deduplication on or off, as the policy says."""
         self.set_enabled(applied.deduplication)
 
@@ -401,9 +401,9 @@ class Deduplication:
 class TopicPart(Protocol):
     """A part of a topic that keeps state across owners. The comment above this class gives the order of the calls."""
 
-    async def open(self, applied: Applied) -> None: ...
-    def run_due(self, applied: Applied) -> None: ...
-    def trim_limit(self, applied: Applied) -> TrimLimit | None: ...
+    async def open(self, applied: AppliedPolicies) -> None: ...
+    def run_due(self, applied: AppliedPolicies) -> None: ...
+    def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None: ...
     def stop(self) -> None: ...
     async def close(self) -> None: ...
     def own_ledgers(self) -> list[int]: ...

@@ -27,9 +27,9 @@ from msgspec import structs
 from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
-from ...metadata.store import Change
-from ...proto.applied import Applied
-from ...proto.entry import broker_part
+from ...metadata.store import NodeUpdate
+from ...proto.applied import AppliedPolicies
+from ...proto.entry import encode_broker_part
 from ...proto.errors import (
     InvalidRequest,
     MagnetarError,
@@ -184,7 +184,7 @@ class NonPersistentLog:
         span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
         self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
-        stored = b"".join((broker_part(index, now_ms), publish.client_part))
+        stored = b"".join((encode_broker_part(index, now_ms), publish.client_part))
         publish.client_part = b""
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
         position, size = Position(span.ledger_id, span.last_entry), len(stored)
@@ -221,7 +221,9 @@ class NonPersistentLog:
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
-    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(
+        self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
+    ) -> None:
         """Sets fields of the record in memory, until the topic ends: nothing is stored."""
         self.record = structs.replace(self.record, **fields)
 
@@ -246,7 +248,7 @@ class NonPersistentSubscription(Subscription):
     pump: NonPersistentPump
 
     def __init__(
-        self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
+        self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: AppliedPolicies
     ) -> None:
         cursor = Cursor(log.shape, CursorState(log.shape.last))
         super().__init__(name, log, cursor, None, clock, config, applied, tracks=False)

@@ -85,7 +85,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         name, found = topic.name, list[Subscription]()
         for each in await self.metadata.children(paths.cursors(name.tenant, name.namespace, name.stored_local)):
-            store = self._store(topic, paths.name(each), topic.log.record.claim)
+            store = self._store(topic, paths.decode_segment(each), topic.log.record.claim)
             await store.open(shape)
             store.cursor.rebase(topic.log.shape)
             found.append(self._subscription(topic, store))

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ...metadata.store import Change
+from ...metadata.store import NodeUpdate
 from ...proto.errors import AlreadyExists, Busy, SubscriptionNotFound
 from ...proto.names import Position, check_subscription_name
 from ...runtime.tasks import run_to_end
@@ -79,7 +79,7 @@ class SubscriptionRegistry:
             making = self._storage.create(self._topic, name, self._topic.log.shape.start, properties, shape)
             self.add(await run_to_end(making))
 
-    async def commit(self, name: str, record: Change) -> None:
+    async def commit(self, name: str, record: NodeUpdate) -> None:
         """Commits the record of a new subscription, and in the same commit adds its name to the topic's record. Names
         of lost subscriptions that are not created anew yet stay there. The caller must not be cancelled meanwhile."""
         named = self._topic.log.record.subscriptions or ()

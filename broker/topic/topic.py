@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.states import LedgerStays, TopicState
@@ -79,7 +79,7 @@ class Topic:
     )  # fmt: skip
 
     def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: AppliedPolicies,
         storage: Storage, *, rates: BrokerRateLimits, owned: Callable[[], bool], settled: Callable[[], bool],
         on_lost: Callable[[Topic], None], coordinators: Coordinators | None = None,
     ) -> None:  # fmt: skip
@@ -127,7 +127,7 @@ class Topic:
         """Returns the number of messages that were dropped before delivery; above 0 only in a non-persistent topic."""
         return sum(each.dropped for each in self.subscriptions.values())
 
-    def apply(self, applied: Applied) -> None:
+    def apply(self, applied: AppliedPolicies) -> None:
         """Applies changed policies."""
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)

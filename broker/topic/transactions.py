@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
-from ...proto.applied import Applied
+from ...proto.applied import AppliedPolicies
 from ...proto.entry import EntryHeader
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import (
@@ -100,7 +100,7 @@ def txn_of(metadata: MessageMetadata) -> TxnId | None:
     transaction id."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
-    return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
+    return TxnId.from_numbers(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
 class _TxnWork:
@@ -156,7 +156,7 @@ class TopicTransactions:
         return self._here.questions
 
     # ------------------------------------------------------------------ opening
-    async def open(self, applied: Applied) -> None:
+    async def open(self, applied: AppliedPolicies) -> None:
         """Restores the stored state, if the topic's record says that there is one. `add_replayed` must be called after
         that."""
         place = self._log.record.transactions
@@ -377,12 +377,12 @@ class TopicTransactions:
         self._ledger.schedule_write()
 
     # ------------------------------------------------------------------ as a part of the topic
-    def run_due(self, applied: Applied) -> None:
+    def run_due(self, applied: AppliedPolicies) -> None:
         """Stores the outcomes again if a large part of the log is after the last write."""
         if self._ledger is not None and not self.ended:
             self._ledger.write_if_lagging()
 
-    def trim_limit(self, applied: Applied) -> TrimLimit | None:
+    def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns the last position that transactions no longer need: not after the position of the last stored write,
         and before the first entry of any open transaction. None if the topic has seen no transaction."""
         if self.core is None or self._ledger is None:

@@ -63,7 +63,7 @@ def coordinator_topic(number: int) -> TopicName:
 
 def owner_path(number: int) -> str:
     topic = coordinator_topic(number)
-    return paths.owner(topic.tenant, topic.namespace, topic.stored_local)
+    return paths.bundle_owner(topic.tenant, topic.namespace, topic.stored_local)
 
 
 def coordinator_limits(config: BrokerConfig) -> Limits:

@@ -36,7 +36,7 @@ import msgspec
 from ...ledger import LedgerWriter
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
-from ...metadata.store import MetadataStore, Versioned, get_record, update, update_record
+from ...metadata.store import MetadataStore, Versioned, get_record, update_node, update_record
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
 from ...proto.states import EPOCH_BITS
 from ...runtime.network import World
@@ -191,7 +191,7 @@ class CoordinatorLog:
                 raise CoordinatorFenced(f"coordinator {self.number} was taken over by another broker")
             return value
 
-        await update(self._metadata, self._path, transform)
+        await update_node(self._metadata, self._path, transform)
         self._record, self._stored = record, value
 
     @property

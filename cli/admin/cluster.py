@@ -13,7 +13,7 @@ from click import option
 
 from ..common.exits import NOT_FOUND, Failure
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, verb
+from ..common.session import Session, session_command
 from ..common.units import FiniteNumber
 from ..storage.admin_port import watching_operator
 
@@ -82,7 +82,7 @@ bookies = LazyGroup(
 )
 
 
-@verb(name="list", watched=True)
+@session_command(name="list", watched=True)
 def list_brokers(session: Session) -> None:
     """Brokers, how many topics and bundles each owns (- when it does not answer), and whether it drains.
 
@@ -96,7 +96,7 @@ DRAIN_LOOK_S = 0.5
 """Seconds between two questions for what a broker still owns."""
 
 
-@verb(
+@session_command(
     option("--wait", is_flag=True, help="Until it owns nothing any more, and show what is left."),
     option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds."),
 )
@@ -143,7 +143,7 @@ def _say_left(broker: BrokerInfo) -> str:
     return f"{broker.bundles} bundles and {broker.topics} topics"
 
 
-@verb()
+@session_command()
 def undrain(session: Session, broker: str) -> None:
     """Let a broker get bundles again. What it gave away stays where it is.
 
@@ -156,7 +156,7 @@ def undrain(session: Session, broker: str) -> None:
 CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help="Of the setting; ours or Pulsar's.")
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def list_dynamic_config(session: Session) -> None:
     """Names of the settings that may change while brokers run.
 
@@ -166,7 +166,7 @@ def list_dynamic_config(session: Session) -> None:
     session.out.print_names(sorted(each.name for each in found if each.dynamic))
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def get_all_dynamic_config(session: Session) -> None:
     """The settings that were changed for all brokers while they run, with their values.
 
@@ -177,7 +177,7 @@ def get_all_dynamic_config(session: Session) -> None:
     session.out.print_rows(rows, ("name", "value"), empty="none is changed")
 
 
-@verb(
+@session_command(
     option("--changed", is_flag=True, help="Only those that are not the defaults."),
     watched=True,
 )
@@ -200,7 +200,7 @@ def get_runtime_config(session: Session, changed: bool) -> None:
     session.out.print_rows(rows, ("name", "value", "source", "dynamic"))
 
 
-@verb(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
+@session_command(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
 def update_dynamic_config(session: Session, setting: str, value: str) -> None:
     """Change a setting of all brokers: it is stored in the metadata, and each applies it within a second or two. It
     beats what brokers are started with, until it is deleted; so brokers that start later have it too.
@@ -214,7 +214,7 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
     session.out.print_done(f"{setting} is {value} at all brokers", config=setting, value=value)
 
 
-@verb(CONFIG)
+@session_command(CONFIG)
 def delete_dynamic_config(session: Session, setting: str) -> None:
     """Remove a change of all brokers: each has the value again that it was started with.
 
@@ -289,7 +289,7 @@ spark = LazyGroup(
 )
 
 
-@verb(NAMESPACE, watched=True)
+@session_command(NAMESPACE, watched=True)
 def queries(session: Session, namespace: str) -> None:
     """The queries that hold data, with what each has not committed, by topic and partition. A query has the id that is
     in the file `metadata` of its checkpoint, and shown by Spark.
@@ -305,7 +305,7 @@ def queries(session: Session, namespace: str) -> None:
     )
 
 
-@verb(NAMESPACE)
+@session_command(NAMESPACE)
 def forget(session: Session, query: str, namespace: str) -> None:
     """Delete the subscriptions of a query that does not run any more, by its id. If it runs again, it goes on from its
     checkpoint; what was deleted meanwhile is lost to it.

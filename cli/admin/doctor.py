@@ -32,8 +32,8 @@ from .status import (
     Alarm,
     broker_row,
     find_alarms,
+    find_largest_topics,
     format_age,
-    largest,
     list_known_bookies,
     repair_state,
 )
@@ -64,7 +64,7 @@ SYNCS = 20
 
 
 @dataclass
-class Facts:
+class ClusterFacts:
     """What the checks look at: plain records, so that a test can write them down."""
 
     now_ms: int
@@ -85,15 +85,15 @@ class Facts:
     url: str = ""
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """A row of the table: what it looks at, and the function that finds what is wrong, or says why it cannot know."""
 
     code: str
     what: str
-    find: Callable[[Facts], Iterable[Alarm] | str]
+    find: Callable[[ClusterFacts], Iterable[Alarm] | str]
 
 
-def examine(facts: Facts) -> tuple[list[Alarm], dict[str, str]]:
+def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
     """Returns the findings, the urgent ones first, and per check (code) its state: ok, look, wrong, or why it is not
     known."""
     findings, states = list[Alarm](), dict[str, str]()
@@ -109,15 +109,15 @@ def examine(facts: Facts) -> tuple[list[Alarm], dict[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------------------- checks
-def _alarms(code: str) -> Callable[[Facts], list[Alarm]]:
-    def find(facts: Facts) -> list[Alarm]:
+def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
+    def find(facts: ClusterFacts) -> list[Alarm]:
         found = find_alarms(facts.brokers, facts.silent, facts.bookies, facts.repair, facts.oldest, facts.now_ms)
         return [each for each in found if each.code == code]
 
     return find
 
 
-def _reachable(facts: Facts) -> Iterator[Alarm]:
+def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
     yield from _alarms("D01")(facts)
     for endpoint, why in sorted(facts.unreachable.items()):
         text = f"A broker is advertised as {endpoint}, and does not answer there from here: {why}"
@@ -134,7 +134,7 @@ def _is_loopback(host: str) -> bool:
     return host.strip("[]") in ("localhost", "::1", "0.0.0.0", "::") or host.startswith("127.")
 
 
-def _syncs(facts: Facts) -> Iterable[Alarm] | str:
+def _syncs(facts: ClusterFacts) -> Iterable[Alarm] | str:
     found = {name: each for name, each in facts.reports.items() if each["syncs"]}
     return _slow_syncs(found) if found else "no bookie says how long its syncs take"
 
@@ -147,7 +147,7 @@ def _slow_syncs(reports: Mapping[str, Row]) -> Iterator[Alarm]:
             yield Alarm(text, "magnetar doctor --offline DIR", needed=took > SYNC_WRONG_S)
 
 
-def _clocks(facts: Facts) -> Iterator[Alarm]:
+def _clocks(facts: ClusterFacts) -> Iterator[Alarm]:
     told = [(f"broker {each['name']}", each["clock_ms"], each) for each in facts.described.values()]
     told += [(f"bookie {name[:8]}", each["clockMs"], each) for name, each in facts.reports.items()]
     for who, clock_ms, each in sorted(told, key=lambda one: one[0]):
@@ -159,7 +159,7 @@ def _clocks(facts: Facts) -> Iterator[Alarm]:
             yield Alarm(text, "timedatectl status", needed=skew > SKEW_WRONG_MS)
 
 
-def _files(facts: Facts) -> Iterator[Alarm]:
+def _files(facts: ClusterFacts) -> Iterator[Alarm]:
     limits = [(f"broker {each['name']}", each["open_files_max"]) for each in facts.described.values()]
     limits += [(f"bookie {name[:8]}", each["openFilesMax"]) for name, each in facts.reports.items()]
     for who, limit in sorted(limits):
@@ -168,7 +168,7 @@ def _files(facts: Facts) -> Iterator[Alarm]:
             yield Alarm(text, "systemctl edit SERVICE  # LimitNOFILE=1048576")
 
 
-def _versions(facts: Facts) -> Iterator[Alarm]:
+def _versions(facts: ClusterFacts) -> Iterator[Alarm]:
     running = {each["version"] for each in facts.brokers} | {each["version"] for each in facts.reports.values()}
     if len(running) > 1:
         text = f"Servers run different versions: {', '.join(sorted(running))}. Finish the upgrade."
@@ -178,7 +178,7 @@ def _versions(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(text, "magnetar --version", needed=False)
 
 
-def _quorums(facts: Facts) -> Iterator[Alarm]:
+def _quorums(facts: ClusterFacts) -> Iterator[Alarm]:
     writable = sum(each["state"] == "writable" for each in facts.bookies)
     for namespace, ensemble, write, ack in facts.quorums:
         helps = f"magnetar namespaces get-persistence {namespace}"
@@ -193,7 +193,7 @@ def _quorums(facts: Facts) -> Iterator[Alarm]:
             yield Alarm(text, helps, needed=False)
 
 
-def _racks(facts: Facts) -> Iterator[Alarm]:
+def _racks(facts: ClusterFacts) -> Iterator[Alarm]:
     known = set(facts.racks.values())
     without = [name for name, rack in facts.racks.items() if rack in ("", "/default", "/default-rack")]
     if without and len(without) < len(facts.racks):
@@ -205,7 +205,7 @@ def _racks(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(text, "magnetar bookies racks")
 
 
-def _setting(facts: Facts, name: str, default: str) -> str:
+def _setting(facts: ClusterFacts, name: str, default: str) -> str:
     for each in facts.described.values():
         for one in each["settings"]:
             if one["name"] == name:
@@ -213,7 +213,7 @@ def _setting(facts: Facts, name: str, default: str) -> str:
     return default
 
 
-def _unread(facts: Facts) -> Iterator[Alarm]:
+def _unread(facts: ClusterFacts) -> Iterator[Alarm]:
     yield from _alarms("D12")(facts)
     for topic, name, backlog, oldest_ms in facts.unread:
         age_s = (facts.now_ms - oldest_ms) / 1000 if oldest_ms else 0.0
@@ -222,7 +222,7 @@ def _unread(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(text, f"magnetar why {topic} {name}", needed=age_s > FORGOTTEN_S)
 
 
-def _skewed(facts: Facts) -> Iterator[Alarm]:
+def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
     groups: dict[str, dict[str, Row]] = defaultdict(dict)
     for each in facts.partitions:
         groups[each["name"].rpartition("-partition-")[0]][each["name"]] = each
@@ -255,7 +255,7 @@ RISKS = (
 )  # fmt: skip
 
 
-def _risky(facts: Facts) -> Iterable[Alarm] | str:
+def _risky(facts: ClusterFacts) -> Iterable[Alarm] | str:
     if not facts.described:
         return "no broker says its settings"
     found = dict[tuple[str, str], Alarm]()
@@ -273,7 +273,7 @@ def _risky(facts: Facts) -> Iterable[Alarm] | str:
     return found.values()
 
 
-def _backup(facts: Facts) -> Iterable[Alarm] | str:
+def _backup(facts: ClusterFacts) -> Iterable[Alarm] | str:
     if facts.backup_ms is None:
         return "--backup DIR says where the backups of the metadata are"
     age_s = (facts.now_ms - facts.backup_ms) / 1000
@@ -284,27 +284,27 @@ def _backup(facts: Facts) -> Iterable[Alarm] | str:
 
 
 CHECKS = (
-    Check("D01", "each registered broker answers, at its advertised address, from here", _reachable),
-    Check("D02", "no event loop is busy most of its time", _alarms("D02")),
-    Check("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
-    Check("D04", "space on the disks of bookies", _alarms("D04")),
-    Check("D05", "each ledger has its copies, and auto-recovery is enabled", _alarms("D05")),
-    Check("D06", "how long a sync of each journal takes (p99 since the start)", _syncs),
-    Check("D07", "clocks of servers differ little from this machine's", _clocks),
-    Check("D08", "servers may have enough files open", _files),
-    Check("D09", "all servers and this command have one version", _versions),
-    Check("D10", "quorums of namespaces fit the bookies that take writes", _quorums),
-    Check("D11", "bookies have racks, and as many as the copies need", _racks),
-    Check("D12", "old messages, and subscriptions without consumers that hold data", _unread),
-    Check("D13", "partitions of a topic get about as many messages", _skewed),
-    Check("D14", "settings that somebody may not have meant", _risky),
-    Check("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup),
+    DoctorCheck("D01", "each registered broker answers, at its advertised address, from here", _reachable),
+    DoctorCheck("D02", "no event loop is busy most of its time", _alarms("D02")),
+    DoctorCheck("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
+    DoctorCheck("D04", "space on the disks of bookies", _alarms("D04")),
+    DoctorCheck("D05", "each ledger has its copies, and auto-recovery is enabled", _alarms("D05")),
+    DoctorCheck("D06", "how long a sync of each journal takes (p99 since the start)", _syncs),
+    DoctorCheck("D07", "clocks of servers differ little from this machine's", _clocks),
+    DoctorCheck("D08", "servers may have enough files open", _files),
+    DoctorCheck("D09", "all servers and this command have one version", _versions),
+    DoctorCheck("D10", "quorums of namespaces fit the bookies that take writes", _quorums),
+    DoctorCheck("D11", "bookies have racks, and as many as the copies need", _racks),
+    DoctorCheck("D12", "old messages, and subscriptions without consumers that hold data", _unread),
+    DoctorCheck("D13", "partitions of a topic get about as many messages", _skewed),
+    DoctorCheck("D14", "settings that somebody may not have meant", _risky),
+    DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup),
 )
 """What `magnetar doctor` looks at, in this order."""
 
 
 # -------------------------------------------------------------------------------------------------------- facts
-def gather(session: Session, backup: str | None) -> Facts:
+def gather(session: Session, backup: str | None) -> ClusterFacts:
     """Asks the cluster for the facts. What a server does not say is left out."""
     from ...proto.versions import PRODUCT
     from ..storage.admin_port import find_bookies
@@ -313,9 +313,10 @@ def gather(session: Session, backup: str | None) -> Facts:
     summary = session.admin.broker_summaries()
     described, unreachable = _describe(session, summary)
     bookies = session.admin.bookies()
-    return Facts(
+    return ClusterFacts(
         now_ms=now_ms, brokers=[broker_row(asdict(each), now_ms) for each in summary.brokers], silent=summary.silent,
-        bookies=list_known_bookies(session), repair=repair_state(session), oldest=largest(summary, "age", TOPICS),
+        bookies=list_known_bookies(session), repair=repair_state(session), oldest=find_largest_topics(summary, "age",
+        TOPICS),
         described=described, unreachable=unreachable,
         reports=_reports(session) if bookies and find_bookies(session, None) else {},
         racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
@@ -374,7 +375,7 @@ def _read_unread(session: Session, summary: ClusterSummary) -> list[tuple[str, s
     from ...proto.errors import MagnetarError
 
     found = list[tuple[str, str, int, int]]()
-    for row in largest(summary, "backlog", TOPICS):
+    for row in find_largest_topics(summary, "backlog", TOPICS):
         try:
             stats = session.admin.topic_stats(row["name"]) if row["backlog"] else None
         except MagnetarError:
@@ -388,7 +389,7 @@ def _read_unread(session: Session, summary: ClusterSummary) -> list[tuple[str, s
 
 
 def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
-    busy = largest(summary, "traffic", 50)
+    busy = find_largest_topics(summary, "traffic", 50)
     bases = list(dict.fromkeys(
         row["name"].rpartition("-partition-")[0] for row in busy if "-partition-" in row["name"] and row["rate_in"]
     ))  # fmt: skip
@@ -418,8 +419,8 @@ class OfflineCheck(NamedTuple):
 
 
 def examine_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
-    """As `examine`, of a data directory; of its files it reads those of bookies that say what they are. It writes and
-    removes one file."""
+    """As `run_checks`, of a data directory; of its files it reads those of bookies that say what they are. It writes
+    and removes one file."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in OFFLINE:
         answer = check.find(directory)
@@ -469,9 +470,9 @@ def measure_sync(directory: Path) -> float:
 
 
 def _own_files(directory: Path) -> Iterator[Alarm]:
-    from ...runtime.descriptors import raise_limit
+    from ...runtime.descriptors import raise_files_limit
 
-    if (limit := raise_limit()) < FILES_ENOUGH:
+    if (limit := raise_files_limit()) < FILES_ENOUGH:
         text = f"A process of this shell may have {limit:,} files open; {FILES_ENOUGH:,} are few for a server."
         yield Alarm(text, "ulimit -Hn")
 
@@ -531,7 +532,7 @@ def doctor(session: Session, backup: str | None, offline: str | None) -> None:
         findings, states = examine_directory(Path(offline))
         names = {check.code: check.what for check in OFFLINE}
     else:
-        findings, states = examine(gather(session, backup))
+        findings, states = run_checks(gather(session, backup))
         names = {check.code: check.what for check in CHECKS}
     checks = [{"code": code, "state": _short(state), "check": names[code], "why": _why(state)}
               for code, state in states.items()]  # fmt: skip

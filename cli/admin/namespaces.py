@@ -10,8 +10,8 @@ from click import option
 
 from ...proto.policy_table import NAMESPACES, POLICIES
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, confirm, verb
-from .policies import ALIASES, change_policies, given_fields, policy_commands, policy_options, read
+from ..common.session import Session, confirm, session_command
+from .policies import ALIASES, change_policies, given_fields, policy_commands, policy_options, read_policies
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 # --------------------------------------------------------------------------------------------------- permissions
@@ -54,7 +54,7 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@verb(ROLE, ACTIONS, name="grant-permission")
+@session_command(ROLE, ACTIONS, name="grant-permission")
 def grant_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. It has these actions and no others there.
 
@@ -64,7 +64,7 @@ def grant_namespace(session: Session, namespace: str, role: str, actions: str) -
     _granted(session, role, actions, namespace)
 
 
-@verb(ROLE, name="revoke-permission")
+@session_command(ROLE, name="revoke-permission")
 def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     """Take from a role what it was granted at a namespace. What its topics grant it stays.
 
@@ -74,7 +74,7 @@ def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     session.out.print_done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
 
 
-@verb(name="permissions", watched=True)
+@session_command(name="permissions", watched=True)
 def of_namespace(session: Session, namespace: str) -> None:
     """Which roles may do what in a namespace.
 
@@ -83,7 +83,7 @@ def of_namespace(session: Session, namespace: str) -> None:
     _roles(session, session.admin.namespace_permissions(namespace).roles, namespace)
 
 
-@verb(ROLE, ACTIONS, name="grant-permission")
+@session_command(ROLE, ACTIONS, name="grant-permission")
 def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
     """Let a role produce to a topic or consume from it, with all its partitions.
 
@@ -93,7 +93,7 @@ def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
     _granted(session, role, actions, topic)
 
 
-@verb(ROLE, name="revoke-permission")
+@session_command(ROLE, name="revoke-permission")
 def revoke_topic(session: Session, topic: str, role: str) -> None:
     """Take from a role what it was granted at a topic. What the namespace grants it stays.
 
@@ -103,7 +103,7 @@ def revoke_topic(session: Session, topic: str, role: str) -> None:
     session.out.print_done(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
 
 
-@verb(name="permissions")
+@session_command(name="permissions")
 def of_topic(session: Session, topic: str) -> None:
     """Which roles were granted what for a topic alone, beside what its namespace grants.
 
@@ -112,7 +112,9 @@ def of_topic(session: Session, topic: str) -> None:
     _roles(session, session.admin.topic_permissions(topic).roles, topic)
 
 
-@verb(SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission")
+@session_command(
+    SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission"
+)
 def grant_subscription(session: Session, namespace: str, subscription: str, roles: str) -> None:
     """Only these roles may use the subscription, in all topics of the namespace. They need `consume` too.
 
@@ -122,7 +124,7 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
     session.out.print_done(f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription)
 
 
-@verb(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
+@session_command(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
 def revoke_subscription(session: Session, namespace: str, subscription: str, role: str) -> None:
     """Take a role off a subscription's list. With the last one the list goes: every role with `consume` may use it.
 
@@ -132,7 +134,7 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
     session.out.print_done(f"role {role} is not on the list of subscription {subscription}", subscription=subscription)
 
 
-@verb(name="subscription-permission")
+@session_command(name="subscription-permission")
 def of_subscriptions(session: Session, namespace: str) -> None:
     """Which roles may use which subscriptions. One that is not shown takes every role with `consume`.
 
@@ -143,7 +145,7 @@ def of_subscriptions(session: Session, namespace: str) -> None:
     session.out.print_rows(rows, ("subscription", "roles"), empty=f"no subscription of {namespace} has a list of roles")
 
 
-@verb(
+@session_command(
     option("-m", "--subscription-auth-mode", "mode", required=True, type=click.Choice(["None", "Prefix"])),
     name="set-subscription-auth-mode",
 )
@@ -156,7 +158,7 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
     session.out.print_done(f"subscriptions of {namespace}: mode {mode}", mode=mode)
 
 
-@verb(name="get-subscription-auth-mode")
+@session_command(name="get-subscription-auth-mode")
 def get_auth_mode(session: Session, namespace: str) -> None:
     """Whether subscriptions are named by their role.
 
@@ -250,7 +252,7 @@ def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def list_(session: Session, tenant: str = "public") -> None:
     """Namespaces of a tenant (default public).
 
@@ -259,7 +261,7 @@ def list_(session: Session, tenant: str = "public") -> None:
     session.out.print_names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
 
 
-@verb(with_policies)
+@session_command(with_policies)
 def create(session: Session, namespace: str, **given: Any) -> None:
     """Make a namespace.
 
@@ -272,7 +274,7 @@ def create(session: Session, namespace: str, **given: Any) -> None:
     session.out.print_done(f"namespace {namespace} created", namespace=namespace)
 
 
-@verb(with_policies)
+@session_command(with_policies)
 def update(session: Session, namespace: str, **given: Any) -> None:
     """Change policies of a namespace; what is not given stays.
 
@@ -287,7 +289,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     session.out.print_done(f"namespace {namespace} updated", namespace=namespace)
 
 
-@verb(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
+@session_command(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
 def policies(session: Session, namespace: str = "public/default", *, applied: bool) -> None:
     """How a namespace makes topics, and the policies that it sets.
 
@@ -296,7 +298,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
     import msgspec
 
     own = session.admin.namespace(namespace)
-    found = msgspec.structs.asdict(read(session, NAMESPACES, namespace, applied=applied))
+    found = msgspec.structs.asdict(read_policies(session, NAMESPACES, namespace, applied=applied))
     session.out.print_record(
         {
             "bundles": own.bundles,
@@ -307,23 +309,23 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
     )
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def stats(session: Session, namespace: str = "public/default") -> None:
     """Messages, storage and backlog of each topic of a namespace.
 
     Example: magnetar namespaces stats public/default
     """
     from ...proto.names import TopicName
-    from .stats import COLUMNS, record_of
+    from .stats import COLUMNS, make_topic_record
 
     topics: dict[str, list[Any]] = {}
     for each in session.admin.namespace_stats(namespace):
         topics.setdefault(TopicName.parse(each.name).base.full, []).append(each)
-    rows = [record_of(session, topic, found) for topic, found in topics.items()]
+    rows = [make_topic_record(session, topic, found) for topic, found in topics.items()]
     session.out.print_rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 
-@verb(option("-f", "--force", is_flag=True, help="Delete its topics too."))
+@session_command(option("-f", "--force", is_flag=True, help="Delete its topics too."))
 def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     """Delete a namespace. Refused while it has topics, unless forced.
 
@@ -334,7 +336,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     session.out.print_done(f"namespace {namespace} deleted", namespace=namespace)
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def bundles(session: Session, namespace: str = "public/default") -> None:
     """The hash ranges of a namespace's topics, by which brokers own them.
 
@@ -346,7 +348,7 @@ def bundles(session: Session, namespace: str = "public/default") -> None:
     session.out.print_names([bundle_name(number, count) for number in range(count)], empty="no bundles")
 
 
-@verb(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))
+@session_command(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))
 def unload(session: Session, namespace: str, bundle: str) -> None:
     """Let every broker close a namespace's topics and give them up. Who looks one up next, gives it a new owner.
 
@@ -357,7 +359,7 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
     session.out.print_done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
 
-@verb(
+@session_command(
     option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each."),
     option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask."),
 )
@@ -374,7 +376,7 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
-@verb(
+@session_command(
     option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription."),
     option("-f", "--force", is_flag=True, help="Although consumers are connected."),
 )
@@ -390,7 +392,7 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
-@verb(
+@session_command(
     option("-e/-d", "--enable/--disable", "enabled", default=True, show_default=True, help="At first use."),
     option("-t", "--type", "kind", type=click.Choice(["partitioned", "non-partitioned"]), default="non-partitioned"),
     option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones."),
@@ -406,7 +408,7 @@ def set_creation(session: Session, namespace: str, enabled: bool, kind: str, par
     _change_creation(session, namespace, enabled, partitions or 0)
 
 
-@verb(name="remove-auto-topic-creation")
+@session_command(name="remove-auto-topic-creation")
 def remove_creation(session: Session, namespace: str) -> None:
     """Topics are made at first use, without partitions, where the broker allows it.
 
@@ -426,7 +428,7 @@ def _change_creation(
     session.out.print_done(text, namespace=namespace, enabled=enabled, partitions=partitions)
 
 
-@verb(name="get-auto-topic-creation")
+@session_command(name="get-auto-topic-creation")
 def get_creation(session: Session, namespace: str) -> None:
     """Whether topics are made at first use, and with how many partitions (0: not partitioned).
 

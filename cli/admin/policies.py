@@ -82,7 +82,7 @@ ALIASES = {
 def policy_commands(level: str) -> dict[str, LazyCommand]:
     """Returns the commands of policies for the LazyGroup of `level`: `namespaces` or `topics`."""
     return {
-        f"{act}-{verb.spelt(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
+        f"{act}-{verb.name_at(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
         if level in verb.levels
         for act in ("set", "get", "remove")
@@ -133,8 +133,8 @@ def __getattr__(name: str) -> click.Command:
 def _command(level: str, act: str, verb: Policy, text: str, function: Callable[..., None]) -> click.Command:
     target, sample = ("namespace", "public/default") if level == NAMESPACES else ("topic", "orders")
     options = f" {verb.example}" if act == "set" else ""
-    function.__doc__ = f"{text}\n\n    Example: magnetar {level} {act}-{verb.spelt(level)} {sample}{options}\n    "
-    return click.command(f"{act}-{verb.spelt(level)}")(click.argument("target", metavar=target.upper())(function))
+    function.__doc__ = f"{text}\n\n    Example: magnetar {level} {act}-{verb.name_at(level)} {sample}{options}\n    "
+    return click.command(f"{act}-{verb.name_at(level)}")(click.argument("target", metavar=target.upper())(function))
 
 
 def _set(level: str, verb: Policy) -> click.Command:
@@ -147,14 +147,14 @@ def _set(level: str, verb: Policy) -> click.Command:
             _warn_of_risks(session, found)
         shown = {field.name: getattr(found, field.name) for field in verb.fields}
         said = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
-        session.out.print_done(f"{verb.spelt(level)} of {target}: {said}{verb.note}", target=target, **shown)
+        session.out.print_done(f"{verb.name_at(level)} of {target}: {said}{verb.note}", target=target, **shown)
 
     return _command(level, "set", verb, f"Set: {verb.help}", policy_options(verb.fields)(with_session(command)))
 
 
 def _get(level: str, verb: Policy) -> click.Command:
     def command(session: Session, target: str, applied: bool) -> None:
-        found = read(session, level, target, applied=applied)
+        found = read_policies(session, level, target, applied=applied)
         session.out.print_record({field.name: getattr(found, field.name) for field in verb.fields})
 
     applied = click.option("-ap", "--applied", is_flag=True, help="With what is inherited: topic, namespace, broker.")
@@ -166,12 +166,12 @@ def _remove(level: str, verb: Policy) -> click.Command:
         admin = session.admin
         remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
         remove(target, *(field.name for field in verb.fields))
-        session.out.print_done(f"{verb.spelt(level)} of {target} is inherited again{verb.note}", target=target)
+        session.out.print_done(f"{verb.name_at(level)} of {target} is inherited again{verb.note}", target=target)
 
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", with_session(command))
 
 
-def read(session: Session, level: str, target: str, *, applied: bool = False) -> Policies:
+def read_policies(session: Session, level: str, target: str, *, applied: bool = False) -> Policies:
     admin = session.admin
     return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
 
@@ -188,7 +188,7 @@ def change_policies(session: Session, level: str, target: str, given: dict[str, 
         raise click.UsageError(str(error)) from error
     admin = session.admin
     (admin.set_namespace_policies if level == NAMESPACES else admin.set_topic_policies)(target, policies)
-    return read(session, level, target)
+    return read_policies(session, level, target)
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:

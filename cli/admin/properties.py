@@ -7,7 +7,7 @@ from click import option
 
 from ..common import units
 from ..common.lazy import LazyCommand
-from ..common.session import Session, verb
+from ..common.session import Session, session_command
 
 OF_NAMESPACES = {
     "get-properties": LazyCommand(".admin.properties", "of_namespace", "What was noted of it."),
@@ -43,7 +43,7 @@ def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
     session.out.print_done(f"{place} has no property {', '.join(keys)}", place=place)
 
 
-@verb(name="get-properties")
+@session_command(name="get-properties")
 def of_namespace(session: Session, namespace: str) -> None:
     """What was noted of a namespace. Its topics do not inherit it.
 
@@ -52,7 +52,7 @@ def of_namespace(session: Session, namespace: str) -> None:
     _show(session, namespace, session.admin.namespace_properties(namespace))
 
 
-@verb(PROPERTIES, name="set-properties")
+@session_command(PROPERTIES, name="set-properties")
 def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
     """Note properties of a namespace; others stay.
 
@@ -63,7 +63,7 @@ def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -
     _noted(session, namespace, given)
 
 
-@verb(KEYS, name="remove-property")
+@session_command(KEYS, name="remove-property")
 def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
     """Remove properties of a namespace. A missing one does nothing.
 
@@ -73,7 +73,7 @@ def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...])
     _gone(session, namespace, keys)
 
 
-@verb(name="clear-properties")
+@session_command(name="clear-properties")
 def clear_of_namespace(session: Session, namespace: str) -> None:
     """Remove all properties of a namespace.
 
@@ -83,7 +83,7 @@ def clear_of_namespace(session: Session, namespace: str) -> None:
     session.out.print_done(f"{namespace} has no properties", place=namespace)
 
 
-@verb(name="get-properties")
+@session_command(name="get-properties")
 def of_topic(session: Session, topic: str) -> None:
     """What was noted of a topic; a partition has the properties of its topic.
 
@@ -92,7 +92,7 @@ def of_topic(session: Session, topic: str) -> None:
     _show(session, topic, session.admin.topic_properties(topic))
 
 
-@verb(PROPERTIES, name="update-properties")
+@session_command(PROPERTIES, name="update-properties")
 def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
     """Note properties of a topic; others stay.
 
@@ -103,7 +103,7 @@ def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
     _noted(session, topic, given)
 
 
-@verb(KEYS, name="remove-properties")
+@session_command(KEYS, name="remove-properties")
 def remove_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
     """Remove properties of a topic. A missing one does nothing.
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from ...proto.operations import OPERATIONS, AskedOf, Cli, Operation, PermissionPlace
+from ...proto.operations import OPERATIONS, AnsweringBroker, CliVerb, Operation, PermissionPlace
 from ..common.lazy import LazyCommand
 from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, confirm, with_session
 
 
-def verbs(group: str) -> dict[str, LazyCommand]:
+def make_row_commands(group: str) -> dict[str, LazyCommand]:
     """Returns the commands of a group that follow from rows, by their last word."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
@@ -34,7 +34,7 @@ def __getattr__(words: str) -> click.Command:
     raise AttributeError(f"no verb {words!r}")
 
 
-def _command(row: Operation[Any], cli: Cli) -> click.Command:
+def _command(row: Operation[Any], cli: CliVerb) -> click.Command:
     place = row.rule.on.value if row.rule.on is not PermissionPlace.NOTHING else ""
 
     def run(session: Session, **given: Any) -> None:
@@ -44,7 +44,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
         texts = {"place": of.get(place, ""), **of, **given}
         if cli.confirm:
             confirm(cli.confirm.format(**texts), yes)
-        parts = session.admin.parts(named) if row.asked_of is AskedOf.OWNER else [named] if place else [""]
+        parts = session.admin.parts(named) if row.asked_of is AnsweringBroker.OWNER else [named] if place else [""]
         method, others = getattr(session.admin, row.method), [of["subscription"]] if "subscription" in of else []
         found = {part: method(*([part] if place else []), *others, **given) for part in parts}
         if cli.done:

@@ -12,7 +12,7 @@ import click
 from click import option
 
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, verb
+from ..common.session import Session, session_command
 from .topics import full_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ schemas = LazyGroup(
 )
 
 
-@verb(
+@session_command(
     option("-v", "--version", type=click.IntRange(0), help="That one, also when it is deleted."),
     option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted."),
 )
@@ -55,7 +55,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
         session.out.print_record(_row(session.admin.schema(topic, version)))
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def list_(session: Session, topic: str) -> None:
     """All versions that are not deleted, in their order.
 
@@ -77,7 +77,7 @@ def _row(found: TopicSchema) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@verb(FILE)
+@session_command(FILE)
 def upload(session: Session, topic: str, file: str) -> None:
     """Register a schema, also where producers may not. An equal one keeps its version.
 
@@ -86,7 +86,7 @@ def upload(session: Session, topic: str, file: str) -> None:
     _register(session, topic, _read(file))
 
 
-@verb(
+@session_command(
     option("-c", "--classname", required=True, metavar="MODULE:CLASS", help="A Record of magnetar.schema."),
     option("-t", "--type", "type_", type=click.Choice(["avro", "json"]), default="avro", show_default=True),
     option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing."),
@@ -96,13 +96,13 @@ def extract(session: Session, topic: str, classname: str, type_: str, dry_run: b
 
     Example: magnetar schemas extract orders -c shop.records:Order
     """
-    from ...proto.schema import info_of
+    from ...proto.schema import parse_info
 
     definition = json.dumps(_class(classname).schema())
     if dry_run:
         session.out.print_record({"type": type_.upper(), "schema": definition})
     else:
-        _register(session, topic, info_of(type_, definition, {}, type_.upper()))
+        _register(session, topic, parse_info(type_, definition, {}, type_.upper()))
 
 
 def _class(named: str) -> Any:
@@ -121,7 +121,7 @@ def _class(named: str) -> Any:
     return found
 
 
-@verb(FILE)
+@session_command(FILE)
 def compatibility(session: Session, topic: str, file: str) -> None:
     """Whether a schema could be registered, and by which rule.
 
@@ -133,7 +133,9 @@ def compatibility(session: Session, topic: str, file: str) -> None:
     )
 
 
-@verb(option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes."))
+@session_command(
+    option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
+)
 def delete(session: Session, topic: str, force: bool) -> None:
     """Delete the schemas of a topic: they count for nothing, and still decode what was written with them.
 
@@ -152,12 +154,12 @@ def _register(session: Session, topic: str, info: SchemaInfo) -> None:
 
 
 def _read(file: str) -> SchemaInfo:
-    from ...proto.schema import info_of
+    from ...proto.schema import parse_info
 
     try:
         loaded = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text())
         properties = {str(key): str(value) for key, value in (loaded.get("properties") or {}).items()}
         text = loaded["schema"]
-        return info_of(loaded["type"], text if isinstance(text, str) else json.dumps(text), properties)
+        return parse_info(loaded["type"], text if isinstance(text, str) else json.dumps(text), properties)
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise click.UsageError(f'{file}: no {{"type": …, "schema": …}}: {error}') from error

@@ -47,10 +47,10 @@ def partition_stats(session: Session, topic: str, *, precise: bool = False) -> l
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """Returns one record for the topic: the sum over its partitions."""
-    return record_of(session, topic, partition_stats(session, topic, precise=precise))
+    return make_topic_record(session, topic, partition_stats(session, topic, precise=precise))
 
 
-def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
+def make_topic_record(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name in _SUMMED.split():
         record[name] = sum(map(TOPIC[name], found))

@@ -19,7 +19,7 @@ from click import option
 
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, Failure
-from ..common.session import Session, verb
+from ..common.session import Session, session_command
 from ..common.units import FiniteNumber
 from ..storage.admin_port import with_operator
 
@@ -128,7 +128,7 @@ def status(session: Session) -> None:
     summary = session.admin.broker_summaries()
     brokers = [broker_row(asdict(each), now_ms) for each in summary.brokers]
     bookies, repair = list_known_bookies(session), repair_state(session)
-    backlogs, oldest = largest(summary, "backlog", WORST), largest(summary, "age", WORST)
+    backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
     alarms = find_alarms(brokers, summary.silent, bookies, repair, oldest, now_ms)
     if session.out.structured:
         session.out.print_document({
@@ -208,7 +208,7 @@ def repair_state(session: Session) -> dict[str, Any] | None:
 # --------------------------------------------------------------------------------------------------------- top
 
 
-def largest(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
+def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
     """Returns the largest topics of all brokers, the largest first. `by`: one of SORTS."""
     rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
     if by == "traffic":
@@ -230,7 +230,7 @@ def topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@verb(
+@session_command(
     option("--by", type=click.Choice(list(SORTS)), default="traffic", show_default=True, help="What is large."),
     option("--contains", default="", metavar="TEXT", help="Only topics whose full name contains it."),
     option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Topics."),
@@ -264,13 +264,13 @@ def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[
         page = session.admin.topic_page(contains=contains, sort=SORTS[by], limit=limit)
         return [topic_row(asdict(each), now_ms) for each in page.topics], page.silent
     summary = session.admin.broker_summaries()
-    return [topic_row(each, now_ms) for each in largest(summary, by, limit)], summary.silent
+    return [topic_row(each, now_ms) for each in find_largest_topics(summary, by, limit)], summary.silent
 
 
 # --------------------------------------------------------------------------------------------------------- why
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def why(session: Session, topic: str, subscription: str = "") -> None:
     """Why the subscriptions of a topic, or one of them, do not get on, and what keeps the topic's ledgers.
 

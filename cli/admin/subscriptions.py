@@ -13,7 +13,7 @@ from click import option
 from ..common import units
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import id_text
-from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, verb
+from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_command
 from ..common.units import parse_duration, parse_message_id
 from .properties import PROPERTIES
 from .topics import full_name
@@ -46,7 +46,7 @@ def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     session.out.print_done(text, topic=full_name(topic), subscription=subscription)
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E."),
     PROPERTIES,
@@ -62,7 +62,7 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
     _done(session, f"subscription {subscription} of {full_name(topic)} created", topic, subscription)
 
 
-@verb(SUBSCRIPTION, name="get-subscription-properties")
+@session_command(SUBSCRIPTION, name="get-subscription-properties")
 def properties(session: Session, topic: str, subscription: str) -> None:
     """The properties of a subscription, each partition's.
 
@@ -76,7 +76,7 @@ def properties(session: Session, topic: str, subscription: str) -> None:
     session.out.print_rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     PROPERTIES,
     option("-c", "--clear", is_flag=True, help="None at all."),
@@ -97,7 +97,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     _done(session, f"subscription {subscription} of {full_name(topic)} has {said}", topic, subscription)
 
 
-@verb(
+@session_command(
     option("-s", "--subscription", default=None, help="Only this one.", shell_complete=COMPLETED["subscription"]),
     watched=True,
 )
@@ -120,7 +120,7 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     session.out.print_rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
     watched=True,
@@ -137,7 +137,7 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
             print_message(printed_stored_message(message), session.out)
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition."),
     option("-a", "--all", "everything", is_flag=True, help="All there are."),
@@ -152,7 +152,7 @@ def skip(session: Session, topic: str, subscription: str, count: int | None, eve
     _skip(session, topic, subscription, -1 if count is None else count)
 
 
-@verb(SUBSCRIPTION, name="clear-backlog")
+@session_command(SUBSCRIPTION, name="clear-backlog")
 def clear(session: Session, topic: str, subscription: str) -> None:
     """Acknowledge everything of a subscription unseen.
 
@@ -168,7 +168,7 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
     _done(session, f"{what} of {subscription} skipped", topic, subscription)
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds."),
     option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E."),
@@ -218,7 +218,7 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     )
 
 
-@verb(
+@session_command(
     SUBSCRIPTION,
     OLDER,
     option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest."),
@@ -232,7 +232,7 @@ def expire(session: Session, topic: str, subscription: str, older: str | None, p
     _expire(session, topic, subscription, older, position)
 
 
-@verb(OLDER, name="expire-messages-all-subscriptions")
+@session_command(OLDER, name="expire-messages-all-subscriptions")
 def expire_all(session: Session, topic: str, older: str | None) -> None:
     """Acknowledge what is older than a time, for every subscription.
 
@@ -241,7 +241,7 @@ def expire_all(session: Session, topic: str, older: str | None) -> None:
     _expire(session, topic, "", older, None)
 
 
-@verb(
+@session_command(
     option(
         "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
     ),
@@ -269,7 +269,7 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
         raise failed[0]
 
 
-@verb(
+@session_command(
     option("-l", "--ledgerId", "ledger", type=int, required=True),
     option("-e", "--entryId", "entry", type=int, required=True),
     name="get-message-by-id",
@@ -285,7 +285,9 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
         print_message(printed_stored_message(message), session.out)
 
 
-@verb(option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds."))
+@session_command(
+    option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
+)
 def get_message_id(session: Session, topic: str, moment: str) -> None:
     """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
 
@@ -302,7 +304,7 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
     session.out.print_rows(rows, ("topic", "messageId"))
 
 
-@verb(
+@session_command(
     option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E."),
     name="get-backlog-size",
     watched=True,
@@ -317,7 +319,7 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
     session.out.print_rows(rows, ("topic", "bytes"))
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def last_message_id(session: Session, topic: str) -> None:
     """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
 
@@ -328,7 +330,7 @@ def last_message_id(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "lastMessageId"))
 
 
-@verb(
+@session_command(
     option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]"),
     option(
         "--force", is_flag=True,
@@ -360,7 +362,7 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
         session.out.print_rows(missed, ("topic", "name", "messages"))
 
 
-@verb(
+@session_command(
     option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour."),
     option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
 )

@@ -2,8 +2,8 @@
 
 What is in it is the table FILES, which --dry-run lists. Payloads, keys and properties of messages are asked of nobody:
 no request of this module has one in its answer, and statistics are those of records without properties. What may have a
-secret all the same (settings, lines of logs) is blanked twice: values of settings by their names (`blank_values`), and
-every text by what secrets look like (`blank_text`), before it is written.
+secret all the same (settings, lines of logs) is blanked twice: values of settings by their names (`redact_values`), and
+every text by what secrets look like (`redact_text`), before it is written.
 A part that cannot be had is named in README.txt with the reason; without any broker there is no bundle.
 Guarding test: tests/cli/test_support_bundle.py, with planted secrets.
 """
@@ -30,7 +30,7 @@ from ..common.session import Session
 from ..common.units import FiniteNumber
 from ..storage.admin_port import with_operator
 from . import doctor
-from .status import largest
+from .status import find_largest_topics
 
 STATS_TOPICS = 50
 LOG_BYTES = 1 << 20
@@ -76,22 +76,22 @@ FILES = (
 """What is in a bundle. BROKER: for each broker."""
 
 
-def blank_text(text: str) -> str:
+def redact_text(text: str) -> str:
     """Returns the text without what looks like a secret."""
     for pattern in SECRET_TEXTS:
         text = pattern.sub(rf"\g<1>{BLANKED}", text)
     return text
 
 
-def blank_values(value: Any, name: str = "") -> Any:
+def redact_values(value: Any, name: str = "") -> Any:
     """Returns a document without the values whose names say that they are secrets."""
     if name and SECRET_NAMES.search(name):
         return BLANKED
     if isinstance(value, dict):
         if isinstance(value.get("name"), str) and "value" in value and SECRET_NAMES.search(value["name"]):
             return {**value, "value": BLANKED}
-        return {key: blank_values(each, key) for key, each in value.items()}
-    return [blank_values(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: redact_values(each, key) for key, each in value.items()}
+    return [redact_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Bundle:
@@ -102,10 +102,10 @@ class Bundle:
         self.missing: list[str] = []
 
     def add_text(self, name: str, text: str) -> None:
-        self.files[name] = blank_text(text)
+        self.files[name] = redact_text(text)
 
     def add_document(self, name: str, value: Any) -> None:
-        self.add_text(name, json.dumps(blank_values(value), indent=1, default=str))
+        self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
     def attempt(self, what: str, act: Callable[[], None]) -> None:
         """Calls `act`; a failure is noted, and the bundle goes on without that part."""
@@ -114,7 +114,7 @@ class Bundle:
         try:
             act()
         except (MagnetarError, Failure, OSError, ValueError) as error:
-            self.missing.append(f"{what}: {blank_text(str(error))}")
+            self.missing.append(f"{what}: {redact_text(str(error))}")
 
     def write(self, path: Path, now_ms: int) -> None:
         """Writes the bundle, for its owner alone. Raises FileExistsError if the file exists."""
@@ -135,7 +135,7 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
     bundle = Bundle()
     summary = session.admin.broker_summaries()
     facts = doctor.gather(session, None)
-    findings, states = doctor.examine(facts)
+    findings, states = doctor.run_checks(facts)
     status = {
         "brokers": facts.brokers, "silent": facts.silent, "bookies": facts.bookies, "repair": facts.repair,
         "reports": facts.reports, "unreachable": facts.unreachable, "racks": facts.racks,
@@ -143,7 +143,7 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
     bundle.add_document("status.json", status)
     bundle.add_document("doctor.json", {"checks": states, "findings": [each._asdict() for each in findings]})
     names = dict.fromkeys(
-        row["name"] for by in ("backlog", "traffic") for row in largest(summary, by, STATS_TOPICS // 2)
+        row["name"] for by in ("backlog", "traffic") for row in find_largest_topics(summary, by, STATS_TOPICS // 2)
     )
     stats = list[Any]()
     for name in names:

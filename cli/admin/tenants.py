@@ -5,7 +5,7 @@ from __future__ import annotations
 from click import option
 
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.session import Session, confirm, verb
+from ..common.session import Session, confirm, session_command
 
 tenants = LazyGroup(
     "tenants",
@@ -31,7 +31,7 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@verb(ROLES, CLUSTERS)
+@session_command(ROLES, CLUSTERS)
 def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Make a tenant.
 
@@ -44,7 +44,7 @@ def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     session.out.print_done(f"tenant {tenant} created", tenant=tenant)
 
 
-@verb()
+@session_command()
 def get(session: Session, tenant: str) -> None:
     """A tenant's settings.
 
@@ -54,7 +54,7 @@ def get(session: Session, tenant: str) -> None:
     session.out.print_record({"adminRoles": list(spec.admin_roles), "allowedClusters": list(spec.allowed_clusters)})
 
 
-@verb(ROLES, CLUSTERS)
+@session_command(ROLES, CLUSTERS)
 def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Change a tenant's settings; what is not given is emptied.
 
@@ -65,7 +65,7 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     session.out.print_done(f"tenant {tenant} updated", tenant=tenant)
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def stats(session: Session, tenant: str) -> None:
     """How many namespaces and topics a tenant holds.
 
@@ -77,7 +77,7 @@ def stats(session: Session, tenant: str) -> None:
     session.out.print_rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
 
 
-@verb()
+@session_command()
 def delete(session: Session, tenant: str, yes: bool) -> None:
     """Delete a tenant. Refused while it has namespaces.
 

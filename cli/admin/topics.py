@@ -10,7 +10,7 @@ from click import option
 
 from ...proto.policy_table import TOPICS
 from ..common.lazy import ROW, LazyCommand, LazyGroup
-from ..common.session import Session, confirm, verb
+from ..common.session import Session, confirm, session_command
 from .namespaces import OF_TOPICS
 from .policies import ALIASES, policy_commands
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
@@ -99,7 +99,7 @@ def full_name(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-@verb(option("--partitions", is_flag=True, help="Each partition by its own name."), watched=True)
+@session_command(option("--partitions", is_flag=True, help="Each partition by its own name."), watched=True)
 def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
     """Topics of a namespace (default public/default).
 
@@ -109,7 +109,9 @@ def list_(session: Session, namespace: str = "public/default", *, partitions: bo
     session.out.print_names(found, empty=f"no topics in {namespace}")
 
 
-@verb(option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default)."))
+@session_command(
+    option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
+)
 def create(session: Session, topic: str, partitions: int) -> None:
     """Make a topic.
 
@@ -120,7 +122,9 @@ def create(session: Session, topic: str, partitions: int) -> None:
     session.out.print_done(f"topic {full_name(topic)} created{suffix}", topic=full_name(topic), partitions=partitions)
 
 
-@verb(option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer."))
+@session_command(
+    option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
+)
 def update(session: Session, topic: str, partitions: int) -> None:
     """Give a partitioned topic more partitions. Keys may move to other partitions.
 
@@ -132,7 +136,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
     )
 
 
-@verb(
+@session_command(
     option("--per-partition", is_flag=True, help="A record for each partition."),
     option(
         "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
@@ -161,7 +165,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         session.out.print_rows(transacted, tables.TRANSACTION_COLUMNS)
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def stats_internal(session: Session, topic: str) -> None:
     """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
 
@@ -180,7 +184,7 @@ def stats_internal(session: Session, topic: str) -> None:
         session.out.print_rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def lookup(session: Session, topic: str) -> None:
     """Which broker owns a topic (each partition of it).
 
@@ -190,7 +194,7 @@ def lookup(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "broker"))
 
 
-@verb(name="get-partitioned-topic-metadata", watched=True)
+@session_command(name="get-partitioned-topic-metadata", watched=True)
 def metadata(session: Session, topic: str) -> None:
     """How many partitions a topic has; 0: it is not partitioned.
 
@@ -199,7 +203,7 @@ def metadata(session: Session, topic: str) -> None:
     session.out.print_record({"topic": full_name(topic), "partitions": session.admin.partitions(topic)})
 
 
-@verb()
+@session_command()
 def bundle_range(session: Session, topic: str) -> None:
     """The bundle of its namespace that a topic (each partition of it) is in.
 
@@ -214,7 +218,7 @@ def bundle_range(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "bundle"))
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def offsets(session: Session, topic: str) -> None:
     """The index of the oldest message kept and of the next one, for each partition.
 
@@ -227,7 +231,7 @@ def offsets(session: Session, topic: str) -> None:
     session.out.print_rows(rows, ("topic", "earliest", "end", "bytes"))
 
 
-@verb()
+@session_command()
 def terminate(session: Session, topic: str, yes: bool) -> None:
     """Seal a topic: producers are refused, consumers read to its end.
 
@@ -240,7 +244,9 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     )
 
 
-@verb(option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there."))
+@session_command(
+    option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
+)
 def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic, all its partitions and messages.
 
@@ -253,7 +259,7 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     session.out.print_done(f"topic {full_name(topic)} deleted", topic=full_name(topic))
 
 
-@verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)
+@session_command(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)
 def compaction_status(session: Session, topic: str, wait_complete: bool) -> None:
     """The last compaction of a topic (of each partition), and what is compacted.
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.pulsar_json import coordinator_form, half_form, in_seconds, topic_transaction_form, transaction_form
+from ...proto.pulsar_json import coordinator_form, half_form, table_row, topic_transaction_form, transaction_form
 from ..common.lazy import LazyCommand, LazyGroup
-from ..common.session import Session, verb
+from ..common.session import Session, session_command
 
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionStats
@@ -51,7 +51,7 @@ halves = LazyGroup(
 )
 
 
-@verb(
+@session_command(
     option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone."),
     option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
     watched=True,
@@ -68,10 +68,10 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
     else:
         found = [session.admin.transactions(coordinator, limit)]
     listed = sorted((each for group in found for each in group.items), key=lambda each: -each.age_ms)
-    session.out.print_rows([in_seconds(transaction_form(each)) for each in listed], COLUMNS)
+    session.out.print_rows([table_row(transaction_form(each)) for each in listed], COLUMNS)
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def show(session: Session, txn: str) -> None:
     """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
     end. Of one that is done only the outcome is known.
@@ -82,7 +82,7 @@ def show(session: Session, txn: str) -> None:
     Example: magnetar transactions show "(3,1099511627781)"
     """
     found = session.admin.transaction(txn)
-    record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
+    record, at = table_row(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
     if session.out.structured:
         session.out.print_document({**record, "at": at})
         return
@@ -92,7 +92,7 @@ def show(session: Session, txn: str) -> None:
         session.out.print_rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
-@verb(watched=True)
+@session_command(watched=True)
 def status(session: Session) -> None:
     """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
     the last take-over. An epoch of 0: it had none so far.
@@ -103,7 +103,7 @@ def status(session: Session) -> None:
     session.out.print_rows(rows, COORDINATOR_COLUMNS)
 
 
-@verb()
+@session_command()
 def abort(session: Session, txn: str) -> None:
     """Abort a transaction that is open or prepared. One that has ended stays as it is.
 
@@ -112,7 +112,7 @@ def abort(session: Session, txn: str) -> None:
     session.out.print_record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
-@verb()
+@session_command()
 def detach(session: Session, txn: str, topic: str) -> None:
     """Stop waiting for a topic that can store the outcome of an ended transaction no more. What the transaction did
     there is lost if it is committed.
@@ -141,7 +141,7 @@ def _pending(found: dict[str, dict[str, Any]]) -> str:
 
 
 # ------------------------------------------------------------------------------ half messages
-@verb(
+@session_command(
     option("-g", "--group", default="", help="Of this group alone."),
     option("--parked", is_flag=True, help="Those that wait for an operator alone."),
     option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
@@ -156,19 +156,19 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
     forms = [half_form(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
-    session.out.print_rows([*map(in_seconds, forms)], HALF_COLUMNS)
+    session.out.print_rows([*map(table_row, forms)], HALF_COLUMNS)
 
 
-@verb(name="show", watched=True)
+@session_command(name="show", watched=True)
 def show_half(session: Session, half: str) -> None:
     """One half message by its id.
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    session.out.print_record(in_seconds(half_form(session.admin.half(half))))
+    session.out.print_record(table_row(half_form(session.admin.half(half))))
 
 
-@verb()
+@session_command()
 def park(session: Session, half: str) -> None:
     """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
 
@@ -177,7 +177,7 @@ def park(session: Session, half: str) -> None:
     session.admin.park_half(half)
 
 
-@verb()
+@session_command()
 def revive(session: Session, half: str) -> None:
     """Ask the group of a parked half message again, at once, as often as of a new one. One that is not parked is asked
     about now.
@@ -187,7 +187,7 @@ def revive(session: Session, half: str) -> None:
     session.admin.revive_half(half)
 
 
-@verb()
+@session_command()
 def commit(session: Session, half: str) -> None:
     """Publish a half message, parked or not, whatever its group says.
 
@@ -196,7 +196,7 @@ def commit(session: Session, half: str) -> None:
     session.admin.commit_half(half)
 
 
-@verb()
+@session_command()
 def rollback(session: Session, half: str) -> None:
     """Drop a half message, parked or not, whatever its group says. Its content is lost.
 

@@ -28,12 +28,12 @@ class Failure(click.ClickException):
         self.code = code
 
 
-def run(command: click.Command) -> int:
+def run_command_line(command: click.Command) -> int:
     """Runs the command line of this process and returns its exit code."""
-    return run_reported(lambda: _outcome(command))
+    return run_reporting_errors(lambda: _outcome(command))
 
 
-def run_reported(work: Callable[[], int]) -> int:
+def run_reporting_errors(work: Callable[[], int]) -> int:
     """Runs `work` and returns its exit code. If it raises, prints the error and returns the exit code of the error."""
     try:
         code = work()

@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
         assert not unknown, f"aliases of commands that do not exist: {unknown}"
 
     def _of_rows(self) -> Mapping[str, LazyCommand]:
-        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).verbs(self.name) if self.with_rows else {}
+        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_row_commands(self.name) if self.with_rows else {}
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:

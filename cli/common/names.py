@@ -59,7 +59,7 @@ parameters before it."""
 
 
 # ---------------------------------------------------------------------------------------------------- near names
-def add_near_name(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
+def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
     """Adds to an error that something was not found a note with the nearest name that there is. `given`: the arguments
     of the command."""
     from .exits import find_cause

@@ -41,7 +41,7 @@ OUTPUT = click.option(
 )
 
 
-class Output:
+class CommandOutput:
     """Prints the output of a command. `kind`: one of KINDS."""
 
     def __init__(self, kind: str) -> None:
@@ -188,7 +188,7 @@ def names_in(value: Value) -> Iterator[str]:
 CLEAR = "\x1b[H\x1b[2J"
 
 
-def watch(out: Output, every_s: float, answer: Callable[[], None]) -> None:
+def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
     """Prints an answer again and again, until Ctrl-C. On a terminal a table takes the place of the one before; others
     follow each other. What goes away by itself (a server that starts again) is told, and asked again."""
     import io
@@ -350,7 +350,7 @@ def printed_stored_message(message: StoredMessage) -> PrintedMessage:
     )
 
 
-def print_message(message: PrintedMessage, out: Output) -> None:
+def print_message(message: PrintedMessage, out: CommandOutput) -> None:
     if out.structured:
         out.print_item(message.message_id if out.kind == "name" else message_record(message))
     else:

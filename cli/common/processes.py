@@ -57,7 +57,7 @@ _FOLLOW = (
 )
 
 
-def bind_to_parent(command: Sequence[str]) -> list[str]:
+def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """Returns the command, changed so that its process gets SIGKILL when the thread that started it ends for any
     reason (Linux only).
 
@@ -106,7 +106,7 @@ class Process:
         self._ready = threading.Event()
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                bind_to_parent([sys.executable, "-m", self.module, *self.arguments]),
+                with_parent_death_signal([sys.executable, "-m", self.module, *self.arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

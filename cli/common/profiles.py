@@ -45,7 +45,7 @@ def profiles_path() -> Path:
 def load_profile(name: str) -> Mapping[str, str]:
     """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
     InvalidConfiguration."""
-    return {} if not name and not profiles_path().exists() else profile_in(read_profiles(), name)
+    return {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
@@ -55,7 +55,7 @@ def load_context(name: str) -> tuple[str, Mapping[str, str]]:
         return "", {}
     found = read_profiles()
     chosen = name or current_in(found)
-    return chosen or (DEFAULT if DEFAULT in found else ""), profile_in(found, chosen)
+    return chosen or (DEFAULT if DEFAULT in found else ""), find_profile(found, chosen)
 
 
 def current_in(found: Mapping[str, Any]) -> str:
@@ -66,9 +66,9 @@ def current_in(found: Mapping[str, Any]) -> str:
 
 def read_profiles() -> dict[str, Any]:
     """Returns the file of profiles, parsed. Raises InvalidConfiguration: also if it is missing."""
-    from ...security.secrets import read_private
+    from ...security.secrets import read_private_file
 
-    return parse_profiles(read_private(str(profiles_path())))
+    return parse_profiles(read_private_file(str(profiles_path())))
 
 
 def parse_profiles(data: bytes) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> 
         return []
 
 
-def no_profile(found: Mapping[str, Any], name: str) -> InvalidConfiguration:
+def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidConfiguration:
     """Returns the error for a profile that the file does not have, with the nearest of those that it has."""
     from difflib import get_close_matches
 
@@ -108,7 +108,7 @@ def no_profile(found: Mapping[str, Any], name: str) -> InvalidConfiguration:
     )
 
 
-def profile_in(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
+def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
     """Returns the values of the profile `name` of a parsed file; empty: the default one. Raises
     InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
@@ -116,7 +116,7 @@ def profile_in(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
     file = profiles_path()
     values = None if name in (CURRENT, PREVIOUS) else found.get(name or DEFAULT, None if name else {})
     if values is None:
-        raise no_profile(found, name)
+        raise make_missing_profile_error(found, name)
     unknown = [key for key in values if key not in NAMES] if isinstance(values, dict) else [name or DEFAULT]
     if unknown:
         raise InvalidConfiguration(f"{file}: {unknown[0]!r} is not of a profile, which has {', '.join(NAMES)}")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .names import NAMES_OF, SOON_S, Names, add_near_name
-from .output import OUTPUT, Output, watch
+from .names import NAMES_OF, SOON_S, Names, add_name_suggestion
+from .output import OUTPUT, CommandOutput, print_repeatedly
 from .profiles import NAMES, complete_context, load_context
 from .units import FiniteNumber, Interval
 
@@ -40,7 +40,7 @@ class Session:
     context = ""
 
     def __init__(
-        self, url: str, out: Output, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
+        self, url: str, out: CommandOutput, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
         key: str = "",
     ) -> None:  # fmt: skip
         from ...client.connect.authentication import make_caller_access
@@ -127,9 +127,9 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
         return AuthenticationToken(lambda: read_token(token))
     if not certificate:
         return None
-    from ...security.secrets import read_private
+    from ...security.secrets import read_private_file
 
-    read_private(key)  # others may not read it
+    read_private_file(key)  # others may not read it
     return AuthenticationTLS(certificate, key)
 
 
@@ -137,14 +137,14 @@ def read_token(source: str) -> str:
     """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
     Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
-    from ...security.secrets import read_secret, source_text
+    from ...security.secrets import describe_source, read_secret
 
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
         return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"--token {source_text(source)} is no token") from None
+        raise InvalidConfiguration(f"--token {describe_source(source)} is no token") from None
 
 
 TOKEN_MAX = 16 << 10
@@ -163,7 +163,7 @@ def _completed(names: Names) -> Complete:
             if given.get("topic") is None and context.args:  # of a line that ends with -s nothing else is parsed
                 given["topic"] = context.args[0]
             with context.scope(cleanup=False):
-                session = make_session(dict(context.params), Output("name"), SOON_S)
+                session = make_session(dict(context.params), CommandOutput("name"), SOON_S)
             try:
                 return sorted({name for name in names(session.admin, incomplete, given) if name.startswith(incomplete)})
             finally:
@@ -198,7 +198,7 @@ def confirm(what: str, yes: bool) -> None:
     click.confirm(f"{what}?", abort=True, err=True)
 
 
-def make_session(options: dict[str, Any], out: Output, timeout_s: float) -> Session:
+def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> Session:
     """Takes the options of `with_session` out of `options`, and returns their Session. Raises InvalidConfiguration."""
     context = click.get_current_context()
     named = options.pop("profile")
@@ -243,15 +243,15 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
         watch_s = options.pop("watch_s", None)
-        output, timeout_s = Output(options.pop("output")), options.pop("timeout")
+        output, timeout_s = CommandOutput(options.pop("output")), options.pop("timeout")
         session = make_session(options, output, timeout_s)
         try:
             if watch_s is None:
                 function(session, *args, **options)
             else:
-                watch(output, watch_s, lambda: function(session, *args, **options))
+                print_repeatedly(output, watch_s, lambda: function(session, *args, **options))
         except Exception as error:
-            add_near_name(session, error, options)
+            add_name_suggestion(session, error, options)
             raise
         finally:
             session.close()
@@ -265,7 +265,7 @@ def with_session(function: Callable[..., None], *watched: str) -> Callable[..., 
 WATCHED = ("-w", "--watch")
 
 
-def verb(
+def session_command(
     *options: Callable[[Any], Any], name: str = "", watched: bool = False
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Decorates a function: makes a command of it that gets its Session first, by the name of the function.

@@ -45,7 +45,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position, TopicName
-from ...proto.schema import SchemaInfo, version_bytes
+from ...proto.schema import SchemaInfo, encode_version
 from ...runtime.access import CallerAccess
 from ...runtime.network import World
 from ...runtime.tasks import run_together
@@ -242,7 +242,7 @@ class SchemaVersions:
         if newest is None:
             return 0
         for number in range(int.from_bytes(newest[1]) + 1):
-            await self.destination_version(version_bytes(number))
+            await self.destination_version(encode_version(number))
         return len([each for each in self._known.values() if each])
 
     async def destination_version(self, version: bytes) -> bytes:
@@ -261,7 +261,7 @@ class SchemaVersions:
         return found
 
     async def _put(self, schema: SchemaInfo) -> bytes:
-        return version_bytes(await self._admin.put_schema(self._topic.full, schema))
+        return encode_version(await self._admin.put_schema(self._topic.full, schema))
 
 
 class Copier:
@@ -419,7 +419,7 @@ class Copier:
         if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
             return
         number, schemas = hash_topic(tally.topic.full), self._schemas.get(tally.topic.base)
-        reader.flow()
+        reader.grant_permits()
         asked = now()
         while True:
             event = await reader.next_event(ASK_EVERY_S)

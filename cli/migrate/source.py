@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
 from ...broker.pulsar.translate import parse_schema
 from ...client.common.errors import InvalidUrl
-from ...client.connect.discovery import credentials_of
-from ...client.connect.service_url import AskedProtocol, parse_service_url
+from ...client.connect.discovery import parse_authorization
+from ...client.connect.service_url import DiscoveryProtocol, parse_service_url
 from ...proto import errors
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.entry import (
     ENTRY_HEAD_BYTES,
     EntryHeader,
-    client_part_of_bytes,
     declared_messages,
+    join_client_part,
     parse_header,
     split_broker_part,
 )
@@ -102,7 +102,7 @@ class Source:
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
         """Makes a source. Raises InvalidUrl if `url` names no port of Pulsar's protocol."""
         parsed = parse_service_url(url)
-        if parsed.protocol is not AskedProtocol.PULSAR:
+        if parsed.protocol is not DiscoveryProtocol.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
         self.endpoints = parsed.ask_at
         self.timeout_s = timeout_s
@@ -125,7 +125,7 @@ class Source:
                 stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
                 connection = SourceConnection(stream, self._credentials, endpoint)
                 try:
-                    self.version = await connection.shake_hands(proxied)
+                    self.version = await connection.do_handshake(proxied)
                 except BaseException:
                     await connection.close()
                     raise
@@ -140,7 +140,7 @@ class Source:
             raise errors.Unavailable(text, **error.fields) from None  # the command shows the innermost error
 
     def _credentials(self) -> tuple[str, bytes]:
-        return credentials_of(self._access.authorization() if self._access.authorization is not None else "")
+        return parse_authorization(self._access.authorization() if self._access.authorization is not None else "")
 
     async def _any(self) -> SourceConnection:
         failure: errors.MagnetarError | None = None
@@ -216,7 +216,7 @@ class Source:
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
         """Returns a reader that starts after the position `after`; None: at the oldest entry. The source sends no
-        entry before `flow`."""
+        entry before `grant_permits`."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -247,7 +247,7 @@ class SourceConnection:
     def send(self, **command: Any) -> None:
         self._stream.write_nowait(encode_frame(**command))
 
-    async def shake_hands(self, proxied: str) -> str:
+    async def do_handshake(self, proxied: str) -> str:
         """Introduces and authenticates the client; returns the version of the broker."""
         method, data = self._credentials()
         connect = pulsar.CommandConnect(
@@ -364,7 +364,7 @@ class PartitionReader:
     async def _ask(self, wanted: str, **command: Any) -> Any:
         return await self._connection.ask(wanted, self._topic.full, self._timeout_s, **command)
 
-    def flow(self, permits: int = PERMITS) -> None:
+    def grant_permits(self, permits: int = PERMITS) -> None:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
@@ -411,7 +411,7 @@ class PartitionReader:
         """Counts permits of `messages` copied messages, and grants them again in groups."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
-            self.flow(self._owed)
+            self.grant_permits(self._owed)
             self._owed = 0
 
     def acknowledge(self, position: Position) -> None:
@@ -447,8 +447,8 @@ def _signed(number: int) -> int:
 
 _BODY = struct.Struct(">4sQqq")
 _MAGIC = b"mgr1"
-_TAG = varint(50001 << 3 | 2) + bytes([_BODY.size])
-_SCHEMA_VERSION = varint(16 << 3 | 2)
+_TAG = encode_varint(50001 << 3 | 2) + bytes([_BODY.size])
+_SCHEMA_VERSION = encode_varint(16 << 3 | 2)
 ORIGIN_BYTES = len(_TAG) + _BODY.size
 
 
@@ -467,10 +467,10 @@ def hash_topic(topic: str) -> int:
 def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
     """Returns the copy of an entry as it is published at the destination, with its origin. `schema_version`: that of
     the destination; None: that of the source stays."""
-    added = b"" if schema_version is None else _SCHEMA_VERSION + varint(len(schema_version)) + schema_version
+    added = b"" if schema_version is None else _SCHEMA_VERSION + encode_varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
     metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
-    return client_part_of_bytes(metadata, client_part[header.payload_offset :])
+    return join_client_part(metadata, client_part[header.payload_offset :])
 
 
 def origin_of(entry: bytes) -> Origin | None:

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import processes as several
-from .members import make_member_world, member_world
+from .members import make_member_world, make_registered_world
 from .metrics import SingleProcessOutput, StatusOutput
 from .servers import (
     LISTEN_HELP,
     SECURITY,
     check_listeners,
-    connect,
+    connect_metadata,
     disconnect,
     is_secured,
     make_memory_plan,
+    make_pulsar_ready_facts,
     metadata_options,
     parse_endpoint,
     parse_health_endpoint,
     parse_metadata_address,
     parse_metrics_endpoint,
-    pulsar_facts,
     readiness_of,
+    run_server,
     scheme,
-    serve,
     serve_for_ever,
     serve_metrics,
     server_options,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...runtime.network import Endpoint, World
-    from ...runtime.parent import Spec
+    from ...runtime.parent import ProcessSpec
 
 
 class BrokerOptions(NamedTuple):
@@ -72,7 +72,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
-async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
+async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
@@ -86,11 +86,11 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     world = make_member_world(world, security, "broker")
 
     async def session() -> MetadataStore:
-        return await connect(world, given.tree, given.wait_s, given.session_s)
+        return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
     async with Parts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
-        serving = await member_world(parts, world, security, "broker", session)
+        serving = await make_registered_world(parts, world, security, "broker", session)
         later: list[MetadataStore] = []
 
         async def next_session() -> MetadataStore:
@@ -109,14 +109,14 @@ async def run(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
         own = MeasuredParts(broker=running, pulsar=wants_pulsar_names(given.compat), memory=plan)
         page = RepeatedPage(voice.combine_metrics(own), world.clock)
         running.rest.measure = running.topic_manager.measure = page
-        facts = await serve_metrics(parts, given.metrics, page) | pulsar_facts(running)
+        facts = await serve_metrics(parts, given.metrics, page) | make_pulsar_ready_facts(running)
         voice.report_ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning, readiness_of(broker=running))
 
 
 def broker_specs(
     given: BrokerOptions, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
-) -> list[Spec]:
+) -> list[ProcessSpec]:
     """Returns the processes of `count` brokers that share the topics for which any of them is asked. The first has the
     ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
     """
@@ -136,7 +136,9 @@ def broker_specs(
             one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
         found.append(
-            several.make_spec(name, partial(run, one), log_level, log_format, shows=not number, health=one.health)
+            several.make_spec(
+                name, partial(run_broker, one), log_level, log_format, shows=not number, health=one.health
+            )
         )
     return found
 
@@ -240,7 +242,9 @@ def broker(
     )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
-    return serve(lambda world: run(one, world, SingleProcessOutput()), log_level, log_format, health=one.health)
+    return run_server(
+        lambda world: run_broker(one, world, SingleProcessOutput()), log_level, log_format, health=one.health
+    )
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
@@ -255,4 +259,4 @@ def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) 
         url, first = ready_line_of(facts)
         return url, {"processes": count, **first}
 
-    return several.run(tiers, ready, log_level, log_format)
+    return several.run_process_tiers(tiers, ready, log_level, log_format)

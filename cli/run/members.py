@@ -27,7 +27,7 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
     return replace(world, network=member_network(world.network, members, role, world.clock))
 
 
-async def member_world(
+async def make_registered_world(
     parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
     """Returns the world of a process whose key the other members know. `session()` opens a session with
@@ -36,9 +36,9 @@ async def member_world(
     if section is None:
         return world
     from ...metadata.members import Members
-    from ...security.members import own_name
+    from ...security.members import read_own_name
 
-    starting = Members.start(world, session, role, own_name(section, role))
+    starting = Members.start(world, session, role, read_own_name(section, role))
     members = await parts.start("members", starting, Members.close)
     return members.with_keys(world)
 
@@ -51,7 +51,7 @@ def section_of(settings: str | None) -> MembersSection | None:
     return SecuritySettings.load(settings).members
 
 
-def asks_members(settings: str | None) -> bool:
+def accepts_only_members(settings: str | None) -> bool:
     """Whether the listener of the metadata service or of a bookie accepts members only. Raises UsageError if
     `settings` has no [members]."""
     if settings is not None and section_of(settings) is None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ...runtime.child import Child
     from ...runtime.clock import Clock
     from ...runtime.memory_shares import MemoryPlan
-    from ...runtime.metrics import Page
+    from ...runtime.metrics import MetricsPage
 
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 #     magnetar_process_memory_share_bytes{share="…"}           but for keys of a compaction and batches of repair
 
 
-def add_shares(page: Page, plan: MemoryPlan, used: dict[str, int]) -> None:
+def add_shares(page: MetricsPage, plan: MemoryPlan, used: dict[str, int]) -> None:
     page.gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
     for name, limit in plan.limits.items():
         text = "Process: bytes that a share of memory_bytes may take."
@@ -182,7 +182,7 @@ class BookKeeperNames:
         self._clock = clock
         self._recent = RecentQuantiles()
 
-    def add(self, page: Page, bookie: str) -> None:
+    def add(self, page: MetricsPage, bookie: str) -> None:
         """Adds the metrics of `bookie` that are on the page a second time. A metric that is missing there gets no
         second name."""
         labels = (("bookie", bookie),)
@@ -195,19 +195,19 @@ class BookKeeperNames:
                 elif found is not None:
                     page.foreign(second.name, help, 1 - found if second.writable else found, bookie=bookie)
 
-    def _summary(self, page: Page, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+    def _summary(self, page: MetricsPage, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         key = (name, *labels.values())
         found = self._recent.compute_quantiles(
             key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES]
         )
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
-        page.foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
+        page.add_foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
 
 
 # ------------------------------------------------------------------------------------------------------- samples
 
 
-Measure = Callable[["Page"], Awaitable[None]]
+Measure = Callable[["MetricsPage"], Awaitable[None]]
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 """A subscription whose backlog is not in memory, and the function that takes its number."""
@@ -266,7 +266,7 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     as_pulsar: PulsarNames = msgspec.field(default_factory=PulsarNames)
     memory: MemoryPlan | None = None
 
-    async def __call__(self, page: Page) -> None:
+    async def __call__(self, page: MetricsPage) -> None:
         if self.metadata is not None:
             page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
         for bookie in self.bookies:
@@ -293,7 +293,7 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
-        for name, count in sorted(Supervisor.failing_now().items()):
+        for name, count in sorted(Supervisor.count_failing().items()):
             page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
 
 
@@ -305,10 +305,10 @@ class RepeatedPage:
         self._measure = measure
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._page: Page | None = None
+        self._page: MetricsPage | None = None
         self._made_s = 0.0
 
-    async def __call__(self, page: Page) -> None:
+    async def __call__(self, page: MetricsPage) -> None:
         async with self._turn:
             kept = self._page
             if kept is None or self._clock.monotonic() - self._made_s >= PAGE_S:
@@ -328,13 +328,13 @@ def wants_pulsar_names(compat: str) -> bool:
     return compat in ("pulsar", "both")
 
 
-def _bookie(page: Page, bookie: Bookie) -> None:
+def _bookie(page: MetricsPage, bookie: Bookie) -> None:
     page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
     for name, histogram in bookie.histograms().items():
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: Page, broker: Broker, pulsar: PulsarNames | None) -> None:
+async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarNames | None) -> None:
     """Adds the metrics of a broker. `pulsar`: adds Pulsar's names; None: without them."""
     from ...broker.common import refusals  # there is a broker, so it is loaded
 
@@ -388,7 +388,7 @@ SUMS = {
 """The sums of loaded topics that are shown, of the broker and of each namespace (broker/node/survey.py `Sums`)."""
 
 
-def _sums(page: Page, survey: Survey, loaded: int, shown: int, *, by_namespace: bool) -> None:
+def _sums(page: MetricsPage, survey: Survey, loaded: int, shown: int, *, by_namespace: bool) -> None:
     """Adds the sums of the broker, and of each namespace."""
     from ...runtime.metrics import label_text
 
@@ -397,7 +397,7 @@ def _sums(page: Page, survey: Survey, loaded: int, shown: int, *, by_namespace: 
     page.gauge("magnetar_broker_topics_not_shown", text, loaded - shown)
     text = "Broker: topics whose ledger has fewer bookies or copies than asked for."
     page.gauge("magnetar_broker_degraded_ledgers", text, survey.total.degraded)
-    topics = page.series("magnetar_namespace_topics", "gauge", "Namespace: topics that are loaded.")
+    topics = page.add_series("magnetar_namespace_topics", "gauge", "Namespace: topics that are loaded.")
     labels = [(label_text(namespace=name), sums) for name, sums in survey.namespaces.items() if by_namespace]
     for whose, sums in labels:
         topics.add(whose, sums.topics)
@@ -407,13 +407,15 @@ def _sums(page: Page, survey: Survey, loaded: int, shown: int, *, by_namespace: 
         (page.counter if counts else page.gauge)(
             f"magnetar_broker_{metric}", f"Broker: {text}.", getattr(survey.total, name)
         )
-        series = page.series(f"magnetar_namespace_{metric}", "counter" if counts else "gauge", f"Namespace: {text}.")
+        series = page.add_series(
+            f"magnetar_namespace_{metric}", "counter" if counts else "gauge", f"Namespace: {text}."
+        )
         for whose, sums in labels:
             series.add(whose, getattr(sums, name))
 
 
 async def _topics(
-    page: Page, clock: Clock, topics: Sequence[Topic], transacted: TopicTransactionSeries
+    page: MetricsPage, clock: Clock, topics: Sequence[Topic], transacted: TopicTransactionSeries
 ) -> list[_Unread]:
     """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
     read."""
@@ -423,7 +425,7 @@ async def _topics(
     from ...runtime.metrics import escape_label
 
     def series(name: str, kind: str, help: str) -> Callable[[str], None]:
-        return page.series(f"magnetar_{name}", kind, help).lines.append
+        return page.add_series(f"magnetar_{name}", kind, help).lines.append
 
     messages_in = series("topic_messages_in_total", "counter", "Topic: messages published.")
     bytes_in = series("topic_bytes_in_total", "counter", "Topic: bytes published.")
@@ -494,7 +496,7 @@ def _add_line(add: Callable[[str], None], whose: str, value: int) -> None:
     add(f"{whose}{value}\n")
 
 
-async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
+async def _backlogs(page: MetricsPage, unread: Sequence[_Unread]) -> None:
     """Adds backlogs that must be read. Those that cannot be read, or not in time, are left out and counted."""
     from ...broker.topic.statistics import count_unacknowledged  # there is a broker, so it is loaded
 
@@ -582,8 +584,8 @@ class ProcessOutput:
         self._own = own
         return self._all if self._shows else own
 
-    async def _all(self, page: Page) -> None:
-        others, _ = await asyncio.gather(self.child.ask_others(), self._page(page))
+    async def _all(self, page: MetricsPage) -> None:
+        others, _ = await asyncio.gather(self.child.ask_metrics_of_others(), self._page(page))
         page.process, page.others = self.child.name, dict(others.pages)
         for name, count in others.restarts.items():
             text = "How often a process of this server ended and was started again."
@@ -592,16 +594,16 @@ class ProcessOutput:
             text = "Whether a process of this server serves and said its metrics: 1, or 0."
             page.gauge("magnetar_processes_shown", text, shown, child=name)
 
-    async def _page(self, page: Page) -> None:
+    async def _page(self, page: MetricsPage) -> None:
         assert self._own is not None, "it was told what to measure"
         await self._own(page)
 
     async def _text(self) -> bytes:
-        from ...runtime.metrics import Page
+        from ...runtime.metrics import MetricsPage
         from ...runtime.metrics_server import as_text
 
         if self._own is None:
             return b""  # it does not serve yet
-        page = Page()
+        page = MetricsPage()
         await self._own(page)
         return await asyncio.to_thread(lambda: b"".join(as_text(page)))

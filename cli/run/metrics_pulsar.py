@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...broker.node.survey import Survey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.topic.topic import Topic
-    from ...runtime.metrics import Page, Series
+    from ...runtime.metrics import MetricsPage, Series
 
 QUANTILES = ("0.5", "0.99", "0.999", "1.0")
 OF_TOPIC, OF_NAMESPACE = ("cluster", "namespace", "topic"), ("cluster", "namespace")
@@ -99,7 +99,9 @@ class PulsarNames:
         self._recent = RecentQuantiles()
         self._before: dict[tuple[str, str], _Look] = {}
 
-    def add(self, page: Page, broker: TopicManager, survey: Survey, topics: Sequence[Topic], *, each: bool) -> None:
+    def add(
+        self, page: MetricsPage, broker: TopicManager, survey: Survey, topics: Sequence[Topic], *, each: bool
+    ) -> None:
         """Adds what is under Pulsar's names. `each`: `topics` are all loaded topics, and are shown one by one."""
         from ...broker.node.survey import inspect_topic
 
@@ -109,7 +111,7 @@ class PulsarNames:
         def add(name: str, whose: str, value: float) -> None:
             found = made.get(name)
             if found is None:
-                found = made[name] = page.series(name, "untyped", HELP[name], ours=False)
+                found = made[name] = page.add_series(name, "untyped", HELP[name], ours=False)
             found.add(whose, value)
 
         for namespace, sums in survey.namespaces.items():
@@ -141,7 +143,7 @@ class PulsarNames:
         found = self._recent.compute_quantiles("publish", histogram, now_s, [float(share) for share in QUANTILES])
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
         for name in ("pulsar_instance_publish_latency", "pulsar_broker_publish_latency"):
-            page.foreign_summary(name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster)
+            page.add_foreign_summary(name, HELP[name], histogram.count, 1000 * histogram.total, millis, cluster=cluster)
 
 
 def _of_topic(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...broker.subscription.subscription import Subscription
     from ...broker.topic.topic import Topic
     from ...broker.transaction.coordinator import RunningCoordinator
-    from ...runtime.metrics import Page, Series
+    from ...runtime.metrics import MetricsPage, Series
 
 GAUGES = frozenset({
     "halves_bytes", "halves_open", "halves_parked", "leased", "open", "prepared", "settling_topics", "unsettled",
@@ -55,7 +55,7 @@ PULSAR = (
 )  # fmt: skip
 
 
-def add_coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
+def add_coordinators(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
     """Adds the metrics of coordinators. `cluster`: the label of Pulsar's names; None: without them."""
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
 
@@ -82,7 +82,7 @@ def add_coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: 
 
 
 def _pulsars(
-    page: Page, cluster: str, number: str, numbers: dict[str, int], aborted: dict[str, int], lasted: Histogram
+    page: MetricsPage, cluster: str, number: str, numbers: dict[str, int], aborted: dict[str, int], lasted: Histogram
 ) -> None:
     found: dict[str, float] = {
         "active_count": numbers["open"] + numbers["prepared"], "created_total": numbers["begun"],
@@ -115,7 +115,7 @@ class TopicTransactionSeries:
     """Adds the metrics of topics that have seen transactions. Their series are made for the first such topic; other
     topics cost one test each."""
 
-    def __init__(self, page: Page, cluster: str | None) -> None:
+    def __init__(self, page: MetricsPage, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster
         self._made: dict[str, Series] = {}
 
@@ -126,7 +126,7 @@ class TopicTransactionSeries:
         if not self._made:
             for name, help in TOPIC_SERIES.items():
                 kind = "counter" if name.endswith("_total") else "gauge"
-                self._made[name] = self._page.series(f"magnetar_{name}", kind, help)
+                self._made[name] = self._page.add_series(f"magnetar_{name}", kind, help)
         self._lines("topic", whose, {
             "open_transactions": found.open, "oldest_transaction_seconds": found.oldest_ms / 1000,
             "waiting_messages": topic.log.shape.end_index - found.stable_index,

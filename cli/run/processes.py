@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..common.exits import NOT_AVAILABLE, Failure, run_reported
+from ..common.exits import NOT_AVAILABLE, Failure, run_reporting_errors
 from .metrics import ProcessOutput, print_ready
-from .servers import serve
+from .servers import run_server
 
 if TYPE_CHECKING:
     from ...runtime.child import Child
     from ...runtime.files import File
     from ...runtime.network import Endpoint, World
-    from ...runtime.parent import Spec
+    from ...runtime.parent import ProcessSpec
 
 PROCESSES_MAX = 64
 """Most processes, more than a machine has cores for; each has its own memory and connections."""
@@ -126,20 +126,23 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 def make_spec(
     name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
-) -> Spec:
+) -> ProcessSpec:
     """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
     page contains the metrics of all processes. `health`: where it answers probes."""
-    from ...runtime.parent import Spec
+    from ...runtime.parent import ProcessSpec
 
     def work(child: Child) -> int:
         voice = ProcessOutput(child, shows=shows)
-        return run_reported(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice, health))
+        return run_reporting_errors(
+            lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
+        )
 
-    return Spec(name, work)
+    return ProcessSpec(name, work)
 
 
-def run(
-    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
+def run_process_tiers(
+    tiers: Sequence[Sequence[ProcessSpec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str,
+    object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
     """Runs the processes until the server ends; returns its exit code. `said`: makes the ready line of the facts that
@@ -151,5 +154,5 @@ def run(
         url, shown = said(facts)
         print_ready(url, **shown)
 
-    logs.configure(log_format, log_level, process="parent")
+    logs.configure_logging(log_format, log_level, process="parent")
     return Parent(tiers, on_serve).run()

@@ -19,7 +19,7 @@ import click
 from ...proto.names import parse_number
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
-from .members import asks_members, make_member_world
+from .members import accepts_only_members, make_member_world
 from .metrics import Measure, ProcessOutput, announce_ready, is_ready
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def check_listeners(insecure: bool, **listeners: Endpoint | None) -> str:
     return f"INSECURE: {reach}"
 
 
-def serve(
+def run_server(
     main: Callable[[World], Coroutine[Any, Any, None]],
     log_level: str,
     log_format: Any,
@@ -246,7 +246,7 @@ def serve(
     from ...runtime.descriptors import PROCESS
     from ...runtime.health import HEALTH, HEARTBEAT, HealthServer
 
-    logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)
+    logs.configure_logging(log_format, log_level, process="" if voice is None else voice.child.name)
     shared = PROCESS.prepare()
     _LOG.log(
         logging.INFO if shared.limit >= FILES_ENOUGH else logging.WARNING,
@@ -305,7 +305,7 @@ async def run_until_ready(
         await asyncio.sleep(pause_s)
 
 
-def pulsar_facts(broker: Broker) -> dict[str, object]:
+def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
     """Returns the facts for the ready line that say where Pulsar's clients and tools connect, and where the page is."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
@@ -356,10 +356,10 @@ def readiness_of(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -
     return why_not_ready
 
 
-async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
+async def connect_metadata(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """Opens a session with the metadata service that lasts `session_s`; waits up to `wait_s` for the service to
     answer."""
-    from ...metadata.remote import connect as open_session
+    from ...metadata.remote import connect_address
     from ...proto.errors import Unavailable
 
     deadline = world.clock.monotonic() + wait_s
@@ -370,7 +370,7 @@ async def connect(world: World, where: Address, wait_s: float, session_s: float)
         while True:
             try:
                 async with asyncio.timeout(deadline - world.clock.monotonic()):
-                    store = await open_session(world, where, session_s)
+                    store = await connect_address(world, where, session_s)
                     return await _settled(store)
             except Unavailable as error:
                 if world.clock.monotonic() >= deadline:
@@ -437,7 +437,7 @@ def metadata(
         return 0
     where, folder = parse_endpoint(listen, "--listen"), Path(data).absolute()
     scraped = parse_metrics_endpoint(metrics)
-    warning = check_listeners(insecure, listen=None if asks_members(security) else where, metrics=scraped)
+    warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
@@ -454,7 +454,7 @@ def metadata(
             announce_ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 
-    return serve(main, log_level, log_format, health=parse_health_endpoint(health))
+    return run_server(main, log_level, log_format, health=parse_health_endpoint(health))
 
 
 # -------------------------------------------------------------------------------------------------------- memory
@@ -479,7 +479,7 @@ def make_memory_plan(
     `processes` processes share the memory equally."""
     from ...runtime import process
     from ...runtime.config import explicit_settings, setting_value
-    from ...runtime.memory_shares import NO_LIMIT, plan, process_memory_bytes
+    from ...runtime.memory_shares import NO_LIMIT, plan_memory, process_memory_bytes
 
     shares: list[MemoryShare] = []
     given: dict[str, int] = {}
@@ -502,7 +502,7 @@ def make_memory_plan(
                 assert isinstance(value, int), "what is shared out are numbers"
                 given[setting] = value
     budget = process_memory_bytes(file, option, shares, given, NO_LIMIT if most is None else most, processes)
-    found = plan(budget, shares, given)
+    found = plan_memory(budget, shares, given)
     process.set_trim_threshold(budget // 8)
     told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())
     _LOG.info("memory_bytes: %d MiB (%s)", budget >> 20, told)

@@ -24,23 +24,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import brokers, processes
-from .members import asks_members, make_member_world, member_world
+from .members import accepts_only_members, make_member_world, make_registered_world
 from .metrics import announce_ready
 from .processes import processes_option
 from .servers import (
     SECURITY,
     STANDALONE_BYTES,
     check_listeners,
-    connect,
+    connect_metadata,
     disconnect,
     is_secured,
     make_memory_plan,
+    make_pulsar_ready_facts,
     parse_health_endpoint,
     parse_metrics_endpoint,
-    pulsar_facts,
     readiness_of,
+    run_server,
     scheme,
-    serve,
     serve_for_ever,
     serve_metrics,
     server_options,
@@ -191,10 +191,10 @@ def standalone(
     if processes_ > 1:
 
         return run_processes(given, processes_, log_level, log_format)
-    return serve(lambda world: run(world, given), log_level, log_format, health=given.health)
+    return run_server(lambda world: run_standalone(world, given), log_level, log_format, health=given.health)
 
 
-async def run(world: World, given: StandaloneOptions) -> None:
+async def run_standalone(world: World, given: StandaloneOptions) -> None:
     from ...bookie.store.identity import lock_directory
 
     world.files.make_directories(str(given.folder))
@@ -232,7 +232,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
         )
         broker.rest.measure = broker.topic_manager.measure = page = RepeatedPage(measured, world.clock)
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, page)}
-        facts |= pulsar_facts(broker)
+        facts |= make_pulsar_ready_facts(broker)
         announce_ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning, readiness_of(started, broker))
 
@@ -282,7 +282,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
     from ...runtime.network import Endpoint
 
     processes.check_fork()
-    asks_members(given.security)
+    accepts_only_members(given.security)
     held = processes.lock_folder(str(given.folder))
     bookies = count_bookies(given.folder, given.bookies)
     ports = processes.Ports()
@@ -308,7 +308,7 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
         return url, {"data": given.folder, "bookies": bookies, "processes": count, "metadata": tree, **first}
 
     try:
-        return processes.run(tiers, said, log_level, log_format)
+        return processes.run_process_tiers(tiers, said, log_level, log_format)
     finally:
         held.close()
 
@@ -357,7 +357,7 @@ async def _storage(
         async def session() -> MetadataStore:
             return server.store.new_session()
 
-        serving = await member_world(parts, _inside(world), given.security, "bookie", session)
+        serving = await make_registered_world(parts, _inside(world), given.security, "bookie", session)
         started = [
             await start_bookie(parts, serving, given, each, plan, server.store.new_session()) for each in numbers
         ]
@@ -383,10 +383,10 @@ async def _bookies(
     member = make_member_world(world, given.security, "bookie")
 
     async def session() -> MetadataStore:
-        return await connect(member, tree, WAIT_S, SESSION_S)
+        return await connect_metadata(member, tree, WAIT_S, SESSION_S)
 
     async with Parts(world.clock) as parts:
-        serving = await member_world(parts, _inside(member), given.security, "bookie", session)
+        serving = await make_registered_world(parts, _inside(member), given.security, "bookie", session)
         started = []
         for number in numbers:
             store = await parts.start("metadata", session(), disconnect)

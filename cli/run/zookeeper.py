@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...metadata.address import Address, ZookeeperAccess, ZookeeperAddress
 from ...proto.errors import InvalidConfiguration
-from ...security.secrets import read_private, read_secret
+from ...security.secrets import read_private_file, read_secret
 from ...security.settings import ZookeeperSection
 
 
@@ -14,7 +14,7 @@ def with_access(address: Address, section: ZookeeperSection) -> Address:
     if not isinstance(address, ZookeeperAddress):
         return address
     if section.key:
-        read_private(section.key)
+        read_private_file(section.key)
     if section.credentials:
         _credentials(section.credentials)
     access = ZookeeperAccess(

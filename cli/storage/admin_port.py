@@ -13,13 +13,13 @@ import click
 
 from ..common.exits import Failure
 from ..common.session import WATCHED, Session, with_session
-from ..run.servers import METADATA_HELP, connect, parse_metadata_address
+from ..run.servers import METADATA_HELP, connect_metadata, parse_metadata_address
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
     from ...metadata.store import MetadataStore
     from ...runtime.network import Peer, World
-    from ...runtime.peer.keys import PeerCalling
+    from ...runtime.peer.keys import PeerClientKeys
 
 class BookiePeer:
     """A registered bookie, which is asked over the peers' network. `ask` must be called in one event loop."""
@@ -57,7 +57,7 @@ class BookiePeer:
         from ...metadata import paths
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
-        from ...runtime.peer.keys import CLEAR, PeerCalling
+        from ...runtime.peer.keys import CLEAR, PeerClientKeys
 
         world, self._members = await (self._operator or Operator()).member_world()
         access = CLEAR
@@ -65,17 +65,17 @@ class BookiePeer:
             found = await self._members.read_record(paths.bookie(self.id), BookieRecord)
             if found is None:
                 raise NotFound(f"bookie {self.id} is not registered any more")
-            access = PeerCalling(found.key)
+            access = PeerClientKeys(found.key)
         return self._reach(world, access)
 
     def connect_as(self, world: World, key: str) -> None:
         """Connects as the member of `world` to the bookie process that has `key`; for an operator that asks many
         bookies."""
-        from ...runtime.peer.keys import PeerCalling
+        from ...runtime.peer.keys import PeerClientKeys
 
-        self._peer = self._reach(world, PeerCalling(key))
+        self._peer = self._reach(world, PeerClientKeys(key))
 
-    def _reach(self, world: World, access: PeerCalling) -> Peer:
+    def _reach(self, world: World, access: PeerClientKeys) -> Peer:
         from ...runtime.network import Endpoint
 
         return world.network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
@@ -171,7 +171,7 @@ class Operator(NamedTuple):
         close."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
-        from ...security.members import own_name
+        from ...security.members import read_own_name
         from ..run.members import make_member_world, section_of
 
         world = real_world()
@@ -182,9 +182,9 @@ class Operator(NamedTuple):
         address = parse_metadata_address(self.metadata, self.security)
 
         async def session() -> MetadataStore:
-            return await connect(world, address, self.timeout_s, SESSION_S)
+            return await connect_metadata(world, address, self.timeout_s, SESSION_S)
 
-        members = await Members.start(world, session, ROLE, own_name(section, ROLE))
+        members = await Members.start(world, session, ROLE, read_own_name(section, ROLE))
         return members.with_keys(world), members
 
 

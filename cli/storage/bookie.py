@@ -15,13 +15,13 @@ import click
 
 from ..common.lazy import LazyCommand, LazyGroup
 from ..run import processes
-from ..run.members import asks_members, make_member_world, member_world
+from ..run.members import accepts_only_members, make_member_world, make_registered_world
 from ..run.metrics import SingleProcessOutput, StatusOutput
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
     check_listeners,
-    connect,
+    connect_metadata,
     disconnect,
     make_memory_plan,
     metadata_options,
@@ -30,7 +30,7 @@ from ..run.servers import (
     parse_metadata_address,
     parse_metrics_endpoint,
     readiness_of,
-    serve,
+    run_server,
     serve_for_ever,
     serve_metrics,
     server_options,
@@ -94,7 +94,7 @@ def bookie(
         return 0
     where, tree = parse_endpoint(listen, "--listen"), parse_metadata_address(metadata_, security)
     folder, scraped = Path(data).absolute(), parse_metrics_endpoint(metrics)
-    warning = check_listeners(insecure, listen=None if asks_members(security) else where, metrics=scraped)
+    warning = check_listeners(insecure, listen=None if accepts_only_members(security) else where, metrics=scraped)
 
     given = BookieOptions(
         folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped,
@@ -103,7 +103,9 @@ def bookie(
     count = count_processes(folder, processes_)
     if count > 1:
         return _several(given, count, log_level, log_format)
-    return serve(lambda world: run(given, world, SingleProcessOutput()), log_level, log_format, health=given.health)
+    return run_server(
+        lambda world: run_bookie(given, world, SingleProcessOutput()), log_level, log_format, health=given.health
+    )
 
 
 class BookieOptions(NamedTuple):
@@ -135,7 +137,7 @@ class BookieOptions(NamedTuple):
         return load(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
-async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
+async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a bookie until the process is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
@@ -148,11 +150,11 @@ async def run(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     world = make_member_world(world, security, "bookie")
 
     async def session() -> MetadataStore:
-        return await connect(world, given.tree, given.wait_s, given.session_s)
+        return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
     async with Parts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
-        serving = await member_world(parts, world, security, "bookie", session)
+        serving = await make_registered_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
         page = voice.combine_metrics(
             MeasuredParts(bookies=[running], second=make_bookkeeper_names(given.compat, world.clock), memory=plan)
@@ -200,7 +202,7 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
         if number:
             one = one._replace(metrics=None, health=None, warning="")
-        main = partial(run, one)
+        main = partial(run_bookie, one)
         specs.append(processes.make_spec(name, main, log_level, log_format, shows=not number, health=one.health))
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
@@ -212,6 +214,6 @@ def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) 
         "bookie.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics"
     )
     try:
-        return processes.run([specs], said, log_level, log_format)
+        return processes.run_process_tiers([specs], said, log_level, log_format)
     finally:
         held.close()

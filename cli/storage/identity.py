@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..common.output import OUTPUT, Output
+from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..run.servers import METADATA_HELP
 from .admin_port import ROLE, SECURITY
@@ -58,15 +58,15 @@ def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.asynccontextmanager
-async def metadata_at(where: MetadataAccess, data: str | None) -> AsyncIterator[MetadataStore]:
+async def open_metadata(where: MetadataAccess, data: str | None) -> AsyncIterator[MetadataStore]:
     from ...runtime.process import real_world
     from ..run.members import make_member_world
-    from ..run.servers import connect, parse_metadata_address
+    from ..run.servers import connect_metadata, parse_metadata_address
 
     world = real_world()
     if data is None:
         member = make_member_world(world, where.security, ROLE)
-        store: MetadataStore = await connect(
+        store: MetadataStore = await connect_metadata(
             member, parse_metadata_address(where.address, where.security), WAIT_S, SESSION_S
         )
         try:
@@ -92,12 +92,12 @@ def _change(
     metadata: MetadataAccess, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
 ) -> None:
     async def run() -> CookieRecord:
-        async with metadata_at(metadata, data) as store:
+        async with open_metadata(metadata, data) as store:
             return await change(store)
 
     record = asyncio.run(run())
     row = {"bookie": record.bookie, "places": list(record.directories), "starts": record.starts}
-    Output(output).print_rows([row], ("bookie", "places", "starts"))
+    CommandOutput(output).print_rows([row], ("bookie", "places", "starts"))
 
 
 @click.command()
@@ -181,7 +181,7 @@ def _racks_change(
         return RacksRecord(racks=dict(sorted(mapping.items()))) if found is not None or mapping else None
 
     async def run() -> tuple[dict[str, str], dict[str, str]]:
-        async with metadata_at(metadata, data) as store:
+        async with open_metadata(metadata, data) as store:
             if change is not None:
                 await update_record(store, paths.RACKS, RacksRecord, changed)
             mapped = await get_record(store, paths.RACKS, RacksRecord)
@@ -197,7 +197,7 @@ def _racks_change(
         {"bookie": bookie, "rack": mapped.get(bookie) or said[bookie], "registered": said.get(bookie)}
         for bookie in sorted({*mapped, *said})
     ]
-    Output(output).print_rows(rows, COLUMNS, empty="no bookies")
+    CommandOutput(output).print_rows(rows, COLUMNS, empty="no bookies")
 
 
 @click.command()
@@ -265,10 +265,10 @@ def finish_upgrade(metadata_: MetadataAccess, data: str | None, output: str, dry
     from ..common.exits import Failure
 
     async def run() -> tuple[int, int, list[str]]:
-        async with metadata_at(metadata_, data) as store:
+        async with open_metadata(metadata_, data) as store:
             return await finish(store, dry_run=dry_run)
 
     before, after, older = asyncio.run(run())
     if older:
         raise Failure(f"older processes are registered, upgrade them first: {', '.join(older)}")
-    Output(output).print_record({"before": before, "format": after})
+    CommandOutput(output).print_record({"before": before, "format": after})

@@ -86,7 +86,7 @@ def journal(
     """
     from ...bookie.inspect import journals
 
-    chosen = [each for each in journals.journals(look.snapshot) if number in (None, each)]
+    chosen = [each for each in journals.list_journal_numbers(look.snapshot) if number in (None, each)]
     for damage in journals.missing_journals(look.snapshot):
         look.count_damage(damage)
     if records or ledger is not None or entry is not None or start or stop is not None:
@@ -188,7 +188,7 @@ def log(
     from ...bookie.format.entry_log import DATA_OFFSET
     from ...bookie.inspect import indexes
 
-    chosen = [each for each in indexes.logs(look.snapshot) if number in (None, each)]
+    chosen = [each for each in indexes.list_log_numbers(look.snapshot) if number in (None, each)]
     if records or ledger is not None or entry is not None or start or stop is not None:
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
@@ -211,7 +211,7 @@ def _log_records(
                 yield damage_row(look, "log", number, found)
             case RemovedFile():
                 look.warn_gone(found)
-            case logs.Entry():
+            case logs.LoggedEntry():
                 if stop is not None and found.offset >= stop:
                     return
                 if ledger in (None, found.ledger) and entry in (None, found.entry):
@@ -241,7 +241,7 @@ def index(
     """
     from ...bookie.inspect import indexes
 
-    chosen = [each for each in indexes.logs(look.snapshot) if number in (None, each)]
+    chosen = [each for each in indexes.list_log_numbers(look.snapshot) if number in (None, each)]
     wanted = extents or ledger is not None or entry is not None
     found = (row for each in chosen for row in _groups(look, each, wanted, ledger, entry, start, stop))
     columns: tuple[str, ...] = ("log", "offset", "extents", "bytes", "damage")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.exits import FAILED, Failure
-from ..common.output import OUTPUT, Output, Row, show_progress
+from ..common.output import OUTPUT, CommandOutput, Row, show_progress
 
 if TYPE_CHECKING:
-    from ...bookie.inspect.ledgers import IndexOverview, Ledger
+    from ...bookie.inspect.ledgers import IndexedLedger, IndexOverview
     from ...bookie.inspect.snapshot import Damage, RemovedFile, Snapshot
     from ...bookie.inspect.summary import LogSummary, StoreSummary
     from ...bookie.store.index import ExtentPlace
@@ -35,7 +35,7 @@ class StoreInspection:
         from ...bookie.inspect.snapshot import take_snapshot
         from ...runtime.process import real_world
 
-        self.out = Output(output)
+        self.out = CommandOutput(output)
         self.snapshot: Snapshot = take_snapshot(real_world().files, directory)
         self.limit = limit
         self._first: Damage | None = None
@@ -131,10 +131,10 @@ def store(look: StoreInspection, html: str | None) -> None:
     for damage in summary.damages[known:]:
         look.count_damage(damage)
     if html is not None:
-        from ...bookie.inspect.picture import picture
+        from ...bookie.inspect.picture import render_html
 
         with open(html, "w", encoding="utf-8") as page:
-            page.write(picture(look.snapshot, summary))
+            page.write(render_html(look.snapshot, summary))
         look.out.print_done(f"wrote {html}", html=html)
     elif look.out.structured:
         look.out.print_document(document(look, summary))
@@ -198,11 +198,11 @@ def log_row(log: LogSummary) -> dict[str, object]:
 
 def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     """Yields a row for each log. `verify`: reads all records of the logs."""
-    from ...bookie.inspect.ledgers import overview
+    from ...bookie.inspect.ledgers import read_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_log
 
-    seen = overview(look.snapshot)
+    seen = read_index_overview(look.snapshot)
     for damage in seen.damages:
         look.count_damage(damage)
     for number in numbers:
@@ -224,7 +224,7 @@ def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
     whole, damages = 0, list[str]()
     with show_progress(f"log {number}", None, shown=not sys.stdout.isatty()) as advance:
         for found in logs.walk_log(look.snapshot, number):
-            if isinstance(found, logs.Entry):
+            if isinstance(found, logs.LoggedEntry):
                 whole += 1
                 if whole % 1000 == 0:
                     advance(whole)
@@ -270,11 +270,11 @@ def ledger(
       magnetar bookie inspect ledger magnetar-data/bookie-1
       magnetar bookie inspect ledger magnetar-data/bookie-1 --ledger 5 --entries
     """
-    from ...bookie.inspect.ledgers import overview
+    from ...bookie.inspect.ledgers import read_index_overview
 
     if ledger is None and (entries or entry is not None):
         raise click.UsageError("--entries and --entry are about one ledger: give --ledger as well")
-    seen = overview(look.snapshot)
+    seen = read_index_overview(look.snapshot)
     for damage in seen.damages:
         look.count_damage(damage)
     if deleted:
@@ -293,7 +293,7 @@ def _ledgers(look: StoreInspection, seen: IndexOverview, start: int, stop: int |
         yield _row(seen, state.ledger, state)
 
 
-def _row(seen: IndexOverview, ledger: int, state: Ledger | None) -> dict[str, object]:
+def _row(seen: IndexOverview, ledger: int, state: IndexedLedger | None) -> dict[str, object]:
     facts = seen.facts
     known = "unknown" if state is None else "live"
     return {
@@ -308,13 +308,13 @@ def _row(seen: IndexOverview, ledger: int, state: Ledger | None) -> dict[str, ob
 
 
 def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
-    from ...bookie.inspect.entries import ledger_extents
+    from ...bookie.inspect.entries import walk_ledger_extents
     from ...bookie.inspect.ledgers import walk_ledgers
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     state = next(iter(walk_ledgers(look.snapshot, seen, ledger, ledger + 1)), None)
     places: list[ExtentPlace] = []
-    for found in ledger_extents(look.snapshot, ledger):
+    for found in walk_ledger_extents(look.snapshot, ledger):
         if isinstance(found, Damage):
             look.count_damage(found)
         elif isinstance(found, RemovedFile):

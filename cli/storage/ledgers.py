@@ -16,9 +16,17 @@ from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import show_progress
 from ..common.session import YES, Session, confirm
 from ..common.units import FiniteNumber
-from ..run.members import make_member_world, member_world
+from ..run.members import make_member_world, make_registered_world
 from ..run.metrics import announce_ready
-from ..run.servers import SECURITY, connect, disconnect, metadata_options, parse_metadata_address, serve, serve_for_ever
+from ..run.servers import (
+    SECURITY,
+    connect_metadata,
+    disconnect,
+    metadata_options,
+    parse_metadata_address,
+    run_server,
+    serve_for_ever,
+)
 from .admin_port import watching_operator, with_operator
 
 if TYPE_CHECKING:
@@ -339,16 +347,16 @@ def repair(
             settings = replace(settings, bytes_per_s=bytes_per_s)
         world = make_member_world(world, security, "bookie")
         async with Parts(world.clock) as parts:
-            sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
+            sessions = [await parts.start("metadata", connect_metadata(world, tree, wait_s, session_s), disconnect)]
 
             async def renew() -> None:
                 while True:
                     await sessions[-1].wait_session_lost()
-                    sessions.append(await connect(world, tree, wait_s, session_s))
+                    sessions.append(await connect_metadata(world, tree, wait_s, session_s))
                     await sessions.pop(0).close()
 
-            serving = await member_world(
-                parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s)
+            serving = await make_registered_world(
+                parts, world, security, "bookie", lambda: connect_metadata(world, tree, wait_s, session_s)
             )
             keeper = RepairSupervisor(
                 serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0
@@ -364,7 +372,7 @@ def repair(
             announce_ready(f"repair://{keeper.name}", metadata=tree)
             await serve_for_ever()
 
-    return serve(main, log_level, log_format)
+    return run_server(main, log_level, log_format)
 
 
 @click.command()

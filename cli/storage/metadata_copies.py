@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ..common.output import OUTPUT, Output
+from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..common.units import FiniteNumber
 from ..run.members import section_of
@@ -73,7 +73,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
         return reply
 
     made = asyncio.run(run())
-    Output(output).print_rows(
+    CommandOutput(output).print_rows(
         [{"file": made.path, "revision": made.revision, "bytes": made.bytes}], ("file", "revision", "bytes")
     )
 
@@ -119,10 +119,10 @@ def restore(
         where = RestorePlaces(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
         answers = asyncio.run(_ask_as_member(found, where, wait_s))
     rows = _compare(found, before, answers)
-    Output(output).print_rows(rows, ("where", "highestLedger", "newer"))
+    CommandOutput(output).print_rows(rows, ("where", "highestLedger", "newer"))
     confirm(f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes)
     least = max([found.highest, *(row["highestLedger"] for row in rows if isinstance(row["highestLedger"], int))])
-    kept = copies.restore(str(copy), str(target), least, secrets.token_hex(8))
+    kept = copies.restore_backup(str(copy), str(target), least, secrets.token_hex(8))
     if kept:
         click.echo(f"what was there is kept: {kept}", err=True)
     click.echo(f"restored; ledger ids go on above {least}. Start the service, then the bookies", err=True)
@@ -174,8 +174,8 @@ async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) 
     from ...metadata import backup
     from ...metadata.server import MembersService, MetadataServer
 
-    backup.remove(scratch)
-    backup.restore(copy, scratch, 0, secrets.token_hex(8))
+    backup.remove_store_files(scratch)
+    backup.restore_backup(copy, scratch, 0, secrets.token_hex(8))
     try:
         server = await MetadataServer.start(world, endpoint, scratch, service=MembersService)
         try:
@@ -183,7 +183,7 @@ async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) 
         finally:
             await server.close()
     finally:
-        backup.remove(scratch)
+        backup.remove_store_files(scratch)
 
 
 class RestorePlaces(NamedTuple):

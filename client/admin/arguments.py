@@ -1,7 +1,7 @@
 """Arguments of AdminClient's methods are what their annotations say, or nothing is sent.
 
-`check_arguments` wraps every public coroutine method of a class. The annotations are the table: a new method is checked
-without a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
+`with_argument_checks` wraps every public coroutine method of a class. The annotations are the table: a new method is
+checked without a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
 
 | annotation | taken | given to the method |
 |---|---|---|
@@ -31,7 +31,7 @@ from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWERS, Operation, PermissionPlace
 from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
 from ..model.message_id import MessageId
-from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic
+from .grpc_transport import OperationCaller, StoredMessage, full_namespace, full_topic
 
 C = TypeVar("C", bound=type)
 N = TypeVar("N", int, float)
@@ -54,7 +54,7 @@ class _ArgumentUnfit(Exception):
         self.kind = kind
 
 
-def check_arguments(kind: C) -> C:
+def with_argument_checks(kind: C) -> C:
     """Decorates a class: its public asynchronous methods check their arguments."""
     for name in dir(kind):
         method = getattr(kind, name)
@@ -219,7 +219,7 @@ def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
-    async def call(self: Caller, /, *given: Any, **options: Any) -> Any:
+    async def call(self: OperationCaller, /, *given: Any, **options: Any) -> Any:
         try:
             bound = signature.bind(self, *given, **options)
         except TypeError as error:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..blocking.loop_thread import loop_thread
+from ..blocking.loop_thread import shared_loop_thread
 from ..common.closing import ClosedAfterWith
 from .client import AdminClient
 
@@ -36,7 +36,7 @@ class Admin(ClosedAfterWith):
 
     def close(self) -> None:
         """Closes the connections."""
-        loop_thread().run(self._inner.close())
+        shared_loop_thread().run(self._inner.close())
 
 
 def _blocking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def _blocking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
 
     @functools.wraps(method)
     def call(self: Admin, /, *arguments: Any, **options: Any) -> Any:
-        return loop_thread().run(method(self._inner, *arguments, **options))
+        return shared_loop_thread().run(method(self._inner, *arguments, **options))
 
     return call
 

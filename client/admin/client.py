@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from ...proto.operations import OPERATIONS
 from ...runtime.network import World
-from ..common.checks import PATH, SECONDS, check_one
+from ..common.checks import PATH, SECONDS, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
 from . import namespaces, topics
-from .arguments import argument_value, check_arguments, make_method
-from .grpc_transport import Caller, GrpcTransport, Transport
+from .arguments import argument_value, make_method, with_argument_checks
+from .grpc_transport import GrpcTransport, OperationCaller, Transport
 
 C = TypeVar("C", bound=type)
 
@@ -36,9 +36,9 @@ def with_methods(kind: C) -> C:
     return kind
 
 
-@check_arguments
+@with_argument_checks
 @with_methods
-class AdminClient(Caller, ClosedAfterAsyncWith):
+class AdminClient(OperationCaller, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
@@ -59,8 +59,8 @@ class AdminClient(Caller, ClosedAfterAsyncWith):
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
         timeout_s = argument_value("timeout_s", float, timeout_s)
-        check_one("timeout_s", SECONDS, timeout_s)
-        check_one("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
+        check_parameter("timeout_s", SECONDS, timeout_s)
+        check_parameter("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
         self._timeout_s = timeout_s
         self._transport = transport or GrpcTransport(
             service_url, timeout_s, world, authentication, tls_trust_certs_file_path

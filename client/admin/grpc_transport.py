@@ -21,14 +21,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
-from ...proto.operations import AskedOf, Operation, answer_of
-from ...proto.translation import request_of, value_of
+from ...proto.operations import AnsweringBroker, Operation, answer_of
+from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..connect.authentication import make_caller_access
-from ..connect.connections import Connections, how_unreached, make_unreachable_error
+from ..connect.connections import Connections, make_unreachable_error, why_unreachable
 from ..connect.service_url import parse_service_url
 from ..connect.world import client_world
-from ..model.message_id import KnownId, MessageId
+from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ClientSettings
 
 # ----------------------------------------------------------------------------------------------- stored_messages
@@ -47,7 +47,7 @@ class StoredMessage:
     payload: bytes
 
 
-def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
+def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
     """Decodes entries, as a broker sends them, into messages; acknowledged ones are left out. An encrypted entry
     becomes one message with its ciphertext. A chunk becomes one message with its part of the payload, which stays
     compressed, because the payload is compressed as a whole. Raises CorruptEntry."""
@@ -61,7 +61,9 @@ def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[Stored
         for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
             if at in entry.acked_batch_indexes:
                 continue
-            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
+            place = UncheckedMessageId(
+                partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1
+            )
             properties = properties_of(about)
             found.append(
                 StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
@@ -99,7 +101,7 @@ class GrpcTransport:
         return self._made
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        target, request = encode(operation, arguments)
+        target, request = encode_request(operation, arguments)
         now = self._connections.world.clock.monotonic
         deadline = now() + self._settings.operation_timeout_s
 
@@ -111,9 +113,9 @@ class GrpcTransport:
         if at:
             reply = await ask(self._connections.channel(Endpoint.parse(at)))
         else:
-            topic = TopicName.parse(str(arguments["topic"])) if operation.asked_of is AskedOf.OWNER else None
+            topic = TopicName.parse(str(arguments["topic"])) if operation.asked_of is AnsweringBroker.OWNER else None
             reply = await self._retried(ask, topic, deadline)
-        return decode(operation, arguments, reply)
+        return decode_reply(operation, arguments, reply)
 
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
@@ -125,7 +127,7 @@ class GrpcTransport:
             try:
                 if first or topic is None:
                     return await self._round(ask)
-                return await ask(await self._connections.find_owner(topic))
+                return await ask(await self._connections.find_owner_channel(topic))
             except MagnetarError as error:
                 delay_s = backoff.next_s()
                 if not error.retryable or not self._reached or now() + delay_s > end_s:
@@ -141,7 +143,7 @@ class GrpcTransport:
             try:
                 reply = await self._ask_any(ask)
             except (Unavailable, ConnectionLost) as error:
-                self._reached |= how_unreached(error) is None
+                self._reached |= why_unreachable(error) is None
                 failure = error
             else:
                 self._reached = True
@@ -151,7 +153,7 @@ class GrpcTransport:
 
     async def _ask_any(self, ask: Callable[[Channel], Awaitable[Message]]) -> Message:
         try:
-            return await ask(await self._connections.any_broker())
+            return await ask(await self._connections.next_broker_channel())
         except NotOwner as error:
             self._reached = True
             if not (owner := error.fields.get("owner")):
@@ -165,22 +167,22 @@ class GrpcTransport:
 
 
 # ------------------------------------------------------------------------------------ messages
-def target_of(operation: Operation[Any]) -> Rpc[Any, Any]:
+def rpc_of_operation(operation: Operation[Any]) -> Rpc[Any, Any]:
     return rpc(operation.service, operation.name)
 
 
-def encode(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
+def encode_request(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
     """Returns the rpc of an operation and its request. Raises InvalidRequest if an argument does not fit its field."""
-    target = target_of(operation)
+    target = rpc_of_operation(operation)
     return target, request_of(target.request, arguments, operation.name)
 
 
-def decode(operation: Operation[T], arguments: Mapping[str, object], reply: Message) -> T:
+def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply: Message) -> T:
     kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=StoredMessage)
     if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
-        return cast(T, tuple(stored_messages(entries, str(arguments["topic"]))))
-    return cast(T, value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))
+        return cast(T, tuple(decode_stored_messages(entries, str(arguments["topic"]))))
+    return cast(T, value_of_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))
 
 
 # ----------------------------------------------------------------------------------------------------- transport
@@ -210,7 +212,7 @@ class Transport(Protocol):
         ...
 
 
-class Caller:
+class OperationCaller:
     """Sends operations through a transport. `_timeout_s` bounds each of them with all its attempts."""
 
     _transport: Transport

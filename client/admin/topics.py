@@ -10,13 +10,13 @@ from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.errors import ConnectionLost, InvalidRequest, NotFound, TimedOut, TopicNotFound, Unavailable
 from ...proto.names import TopicName, check_subscription_name
-from ...proto.schema import SchemaInfo, version_bytes
+from ...proto.schema import SchemaInfo, encode_version
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
-from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic, subscription_arguments
+from .grpc_transport import OperationCaller, StoredMessage, full_namespace, full_topic, subscription_arguments
 
 
-async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
+async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
     """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
     topics.
 
@@ -25,12 +25,12 @@ async def topics(self: Caller, namespace: str = "public/default", *, partitions:
     return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
 
 
-async def update_topic(self: Caller, topic: str, *, partitions: int) -> None:
+async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
     """Increases the number of partitions of a topic."""
     await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
 
-async def delete_topic(self: Caller, topic: str, *, force: bool = False) -> None:
+async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False) -> None:
     """Deletes a topic with all its partitions. Raises Busy if it has producers or subscriptions, unless `force`.
     A topic of the same name that another program creates in the meantime is not deleted."""
     name = full_topic(topic)
@@ -38,26 +38,26 @@ async def delete_topic(self: Caller, topic: str, *, force: bool = False) -> None
     await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
 
-async def partitions(self: Caller, topic: str) -> int:
+async def partitions(self: OperationCaller, topic: str) -> int:
     """Returns the number of partitions; 0: not partitioned, or itself a partition. Raises TopicNotFound; creates
     nothing."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
 
-async def parts(self: Caller, topic: str) -> list[str]:
+async def parts(self: OperationCaller, topic: str) -> list[str]:
     """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
     name = TopicName.parse(topic)
     return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
 
 
-async def owner(self: Caller, topic: str) -> str:
+async def owner(self: OperationCaller, topic: str) -> str:
     """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
     return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
 
 
 async def offsets(
-    self: Caller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
+    self: OperationCaller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
     aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
 ) -> values.TopicOffsets:  # fmt: skip
     """Returns the indexes and the size of one partition. `subscription` is created at the earliest message if it
@@ -70,12 +70,12 @@ async def offsets(
     )  # fmt: skip
 
 
-async def topic_stats(self: Caller, topic: str, *, precise: bool = False) -> values.TopicStats:
+async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
     """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
     return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
 
-async def namespace_stats(self: Caller, namespace: str) -> list[values.TopicStats]:
+async def namespace_stats(self: OperationCaller, namespace: str) -> list[values.TopicStats]:
     """Returns the statistics of each partition and each topic without partitions, sorted by name; without
     `oldest_ms`. It sends one request to each broker, more if there are many topics, and one for each topic that no
     broker serves now."""
@@ -94,7 +94,11 @@ async def namespace_stats(self: Caller, namespace: str) -> list[values.TopicStat
 
 
 async def _pages(
-    self: Caller, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
+    self: OperationCaller,
+    namespace: str,
+    broker: str,
+    page: values.NamespaceStats | None,
+    found: dict[str, values.TopicStats],
 ) -> None:
     """Adds the topics that `broker` serves to `found`. `page`: the first page, if it is there already. Topics that
     fail are left to single requests."""
@@ -114,7 +118,7 @@ async def _pages(
 
 
 async def skip_lost(
-    self: Caller, topic: str, *, ledger_id: int | None = None, force: bool = False
+    self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
     """Skips entries of one partition that every replica certainly lost, for all its readers: in all ledgers, or in
     `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer may have them, unless
@@ -124,19 +128,19 @@ async def skip_lost(
 
 
 # ------------------------------------------------------------------------------------ messages
-async def terminate_topic(self: Caller, topic: str) -> MessageId:
+async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
     """Terminates a topic: it can be read and not written. Returns the id of its last message."""
     found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
     return found
 
 
-async def last_message_id(self: Caller, topic: str) -> MessageId:
+async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
     """Returns the id of the last message; -1:-1 when there is none."""
     found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
     return found
 
 
-async def message_id_by_time(self: Caller, topic: str, publish_time_ms: int) -> MessageId:
+async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
     """Returns the id of the first message published at or after that time; if there is none, the position of the
     next one."""
     place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
@@ -144,17 +148,17 @@ async def message_id_by_time(self: Caller, topic: str, publish_time_ms: int) -> 
     return found
 
 
-async def backlog_size(self: Caller, topic: str, position: MessageId) -> int:
+async def backlog_size(self: OperationCaller, topic: str, position: MessageId) -> int:
     """Returns the approximate number of bytes stored after the message."""
     return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
 
-async def messages(self: Caller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
+async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
     """Returns the messages of an entry. Raises NotFound if there is no such entry."""
     return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
 
-async def nth_message(self: Caller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
+async def nth_message(self: OperationCaller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
     """Returns the n-th message, counted from 1, from the oldest stored message or from the newest. Raises NotFound
     if there are fewer."""
     if number < 1:
@@ -165,31 +169,31 @@ async def nth_message(self: Caller, topic: str, number: int, *, from_latest: boo
 
 
 # ------------------------------------------------------------------------------------ schemas
-async def schema(self: Caller, topic: str, version: int | None = None) -> values.TopicSchema:
+async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
     """Returns the newest schema of a topic; with `version` that version, even if it is deleted. Raises
     SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
-    return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
+    return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=encode_version(version))
 
 
-async def put_schema(self: Caller, topic: str, schema: SchemaInfo) -> int:
+async def put_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
     """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
     InvalidSchema."""
     return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
-async def schema_version(self: Caller, topic: str, schema: SchemaInfo) -> int:
+async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
     """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
     return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
-async def test_schema(self: Caller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
+async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
     """Returns whether the schema could be registered, and by which rule. Raises InvalidSchema."""
     return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
-async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> int | None:
+async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = False) -> int | None:
     """Deletes the schemas of a topic. Returns the newest version that was deleted; None: there were none. Their
     messages can still be decoded, unless `force` deletes the definitions, too."""
     return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
@@ -199,13 +203,13 @@ async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> in
 # Methods of AdminClient: which transactions and half messages are open, and how an operator ends them.
 
 
-async def transactions(self: Caller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
+async def transactions(self: OperationCaller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
     """Returns the transactions of one coordinator that are not completed, the oldest first; at most `limit`.
     Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
 
-async def all_transactions(self: Caller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
+async def all_transactions(self: OperationCaller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
     """Returns the transactions of every coordinator, ordered by its number; at most `limit` of each."""
     found: list[values.CoordinatorTransactions] = []
     with contextlib.suppress(NotFound):
@@ -214,7 +218,7 @@ async def all_transactions(self: Caller, limit: int = 1000) -> list[values.Coord
     return found
 
 
-async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats:
+async def transaction(self: OperationCaller, txn: TxnId | str) -> values.TransactionStats:
     """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
     found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
     if not found.items:
@@ -222,32 +226,34 @@ async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats
     return found.items[0]
 
 
-async def transaction_at(self: Caller, txn: TxnId | str, topic: str) -> values.TransactionHere:
+async def transaction_at(self: OperationCaller, txn: TxnId | str, topic: str) -> values.TransactionHere:
     """Returns the part of a transaction at one partition, or at a topic without partitions, and what waits there
     for the transaction's end."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
-async def abort_transaction(self: Caller, txn: TxnId | str) -> TxnState:
+async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState:
     """Aborts an open or prepared transaction of any role. Returns the state of the transaction; one that has
     ended stays as it was."""
     return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
 
-async def detach_transaction(self: Caller, txn: TxnId | str, topic: str) -> None:
+async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
     """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
     its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
 # ------------------------------------------------------------------------------------ half messages
-async def halves(self: Caller, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
+async def halves(
+    self: OperationCaller, coordinator: int, *, group: str = "", limit: int = 1000
+) -> values.CoordinatorHalves:
     """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
     Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
 
-async def all_halves(self: Caller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
+async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
     """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
@@ -256,7 +262,7 @@ async def all_halves(self: Caller, *, group: str = "", limit: int = 1000) -> lis
     return found
 
 
-async def half(self: Caller, half: TxnId | str) -> values.HalfStats:
+async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
     """Returns a half message. Raises NotFound if it is decided, or never existed."""
     found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
     if not found.items:
@@ -264,30 +270,30 @@ async def half(self: Caller, half: TxnId | str) -> values.HalfStats:
     return found.items[0]
 
 
-async def commit_half(self: Caller, half: TxnId | str) -> None:
+async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
     """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
     it was rolled back already; or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
-async def rollback_half(self: Caller, half: TxnId | str) -> None:
+async def rollback_half(self: OperationCaller, half: TxnId | str) -> None:
     """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
     await _change_half(self, half, values.HalfDecision.ROLLBACK)
 
 
-async def park_half(self: Caller, half: TxnId | str) -> None:
+async def park_half(self: OperationCaller, half: TxnId | str) -> None:
     """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound,
     TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.PARK)
 
 
-async def revive_half(self: Caller, half: TxnId | str) -> None:
+async def revive_half(self: OperationCaller, half: TxnId | str) -> None:
     """Revives a parked half message: its group is asked about it again at once, and its counted answers are reset.
     Raises NotFound, TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
-async def _change_half(self: Caller, half: TxnId | str, verb: values.HalfDecision) -> None:
+async def _change_half(self: OperationCaller, half: TxnId | str, verb: values.HalfDecision) -> None:
     await self._call(op.CHANGE_HALF, half=_fields(half), verb=verb)
 
 
@@ -302,7 +308,11 @@ def _fields(txn: TxnId | str) -> dict[str, int]:
 
 
 async def create_subscription(
-    self: Caller, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
+    self: OperationCaller,
+    topic: str,
+    name: str,
+    position: MessageId | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> None:
     """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
     await self._call(
@@ -311,13 +321,15 @@ async def create_subscription(
     )  # fmt: skip
 
 
-async def set_subscription_properties(self: Caller, topic: str, name: str, properties: Mapping[str, str]) -> None:
+async def set_subscription_properties(
+    self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
+) -> None:
     """Replaces all properties of a subscription."""
     await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **subscription_arguments(topic, name), properties=dict(properties))
 
 
 async def reset_subscription(
-    self: Caller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
+    self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
     """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
     begins after the message."""
@@ -325,7 +337,9 @@ async def reset_subscription(
     await self._call(op.RESET_SUBSCRIPTION, **subscription_arguments(topic, name), **place)
 
 
-async def advance_subscription(self: Caller, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
+async def advance_subscription(
+    self: OperationCaller, topic: str, name: str, index: int, *, incarnation: int = 0
+) -> None:
     """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
     `offsets`."""
     await self._call(
@@ -333,14 +347,14 @@ async def advance_subscription(self: Caller, topic: str, name: str, index: int, 
     )
 
 
-async def expire_messages(self: Caller, topic: str, name: str, older_than: float | MessageId) -> int:
+async def expire_messages(self: OperationCaller, topic: str, name: str, older_than: float | MessageId) -> int:
     """Acknowledges messages older than `older_than` seconds, or everything up to a message, for the subscription,
     or for all if `name` is empty. Returns the number of entries."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
     return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
 
 
-async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1) -> None:
+async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
     """Acknowledges the next `messages` messages without delivering them; -1: all. With an empty `name` for every
     subscription."""
     await self._call(
@@ -349,7 +363,7 @@ async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1)
     )  # fmt: skip
 
 
-async def peek_messages(self: Caller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
+async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
     """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
     found = await self._all(op.PEEK_MESSAGES, **subscription_arguments(topic, name), messages=messages)
     return found[:messages]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from .. import client as aio
-from ..common.checks import TRANSACTION, check
+from ..common.checks import TRANSACTION, check_parameters
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration
 from ..consume.ranges import StoredEntry
@@ -23,9 +23,9 @@ from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
 from .consumer import Consumer, ConsumerEvents, Reader
-from .loop_thread import close_soon, loop_thread
+from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
-from .producer import Half, Producer, Transaction, TransactionBodies
+from .producer import Half, Producer, ThreadTransaction, Transaction
 from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ class Client(faces.ClientFace):
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
-        self._bodies = TransactionBodies()
+        self._bodies = ThreadTransaction()
 
     def inner(self) -> aio.Client:
         """Returns the asyncio client of this process; makes a new one after a fork."""
@@ -75,7 +75,7 @@ class Client(faces.ClientFace):
             self._epoch = EPOCH[0]
             self._keep()
         if self._dropped is None:
-            self._dropped = finalize(self, close_soon, loop_thread(), self._inner, self._epoch)
+            self._dropped = finalize(self, close_soon, shared_loop_thread(), self._inner, self._epoch)
             self._dropped.atexit = False
         return self._inner
 
@@ -96,7 +96,7 @@ class Client(faces.ClientFace):
         return Producer(self.inner, open_)
 
     def _subscribe(self, options: dict[str, Any]) -> Consumer:
-        check(CONSUMER, pick_parameters(options, "topic"))
+        check_parameters(CONSUMER, pick_parameters(options, "topic"))
         message_listener, event_listener = options.pop("message_listener"), options.pop("consumer_event_listener")
         events = ConsumerEvents(event_listener) if event_listener is not None else None
         return Consumer(
@@ -105,7 +105,7 @@ class Client(faces.ClientFace):
         )  # fmt: skip
 
     def _create_reader(self, options: dict[str, Any]) -> Reader:
-        check(READER, pick_parameters(options, "topic"))
+        check_parameters(READER, pick_parameters(options, "topic"))
         reader_listener, start = options.pop("reader_listener"), options.pop("start_message_id")
         inclusive = options.pop("start_message_id_inclusive")
 
@@ -158,7 +158,7 @@ class Client(faces.ClientFace):
             async def work() -> None:
                 self.inner().on_check(group)(function)
 
-            loop_thread().run(work())
+            shared_loop_thread().run(work())
             return function
 
         return register
@@ -184,17 +184,17 @@ class Client(faces.ClientFace):
             return await anext(entries, None)
 
         try:
-            while (found := loop_thread().run(following())) is not None:
+            while (found := shared_loop_thread().run(following())) is not None:
                 yield found
         finally:
-            loop_thread().run(entries.aclose())
+            shared_loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
         """Ends the client and all that it opened at once; messages that are not acknowledged have an
         unknown outcome."""
         self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
-            loop_thread().run(self._shutdown())
+            shared_loop_thread().run(self._shutdown())
         self._closed = True
 
     async def _shutdown(self) -> None:
@@ -209,10 +209,10 @@ class Client(faces.ClientFace):
         be stored. Raises AlreadyClosed if the client is closed.
         """
         if timeout is not None:
-            check(TRANSACTION, {"timeout": timeout})
+            check_parameters(TRANSACTION, {"timeout": timeout})
         if self._closed:
             raise AlreadyClosed("the client is closed")
         self._closed = True
         self._keep()
         if self._epoch == EPOCH[0]:
-            loop_thread().run(self._inner.close(timeout))
+            shared_loop_thread().run(self._inner.close(timeout))

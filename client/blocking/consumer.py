@@ -17,15 +17,15 @@ from .. import client as aio
 from ..common.checks import DURATION_MS_MAX
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
-from ..common.loggers import ignore_error, log_foreign_error, run_logged
+from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
 from ..consume.consumer import Consumer as AsyncConsumer
-from ..consume.partition_consumers import check_timeout
+from ..consume.partition_consumers import timeout_to_seconds
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_listener
 from ..model.message_id import MessageId
 from .faces import ConsumerFace, ReaderFace
-from .loop_thread import ReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
+from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")
@@ -33,7 +33,7 @@ Listener = Callable[[Any, Message], object]
 Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
-class _Receiving(ReopenedFacade[Receiving]):
+class _Receiving(ForkReopenedFacade[Receiving]):
     """The common base of a consumer and a reader: their receiver queue, and the thread of their listener."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
-            check_timeout(timeout_millis)
+            timeout_to_seconds(timeout_millis)
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
         return self._wait(inbox, timeout_millis) if message is None else message
@@ -170,7 +170,7 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         except BaseException:
             if not self._thread.is_current():
                 # what it took has no receiver
-                self._thread.loop.call_soon_threadsafe(run_logged, batch.put_back, ignore_error)
+                self._thread.loop.call_soon_threadsafe(run_logging_errors, batch.put_back, ignore_error)
             raise
 
     def acknowledge(
@@ -261,7 +261,7 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
-            check_timeout(timeout_millis)
+            timeout_to_seconds(timeout_millis)
         inner = self._current()
         message = inner.on_taken(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
         self._last = message.message_id()

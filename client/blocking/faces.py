@@ -44,7 +44,7 @@ from ..produce.producer import Producer as AsyncProducer
 from ..transactions.coordinators import SinkStatus
 from ..transactions.transaction import Transaction as AsyncTransaction
 from ..transactions.transaction import Wait
-from .loop_thread import BlockingFacade, ProcessBoundFacade, ReopenedFacade, asyncio_transaction_of
+from .loop_thread import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
 
 if TYPE_CHECKING:
     from .consumer import Consumer, Reader
@@ -253,7 +253,7 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         return self._run(self._current().get_topic_partitions(topic))
 
 
-class ProducerFace(ReopenedFacade[AsyncProducer]):
+class ProducerFace(ForkReopenedFacade[AsyncProducer]):
     """What a blocking Producer has of one of asyncio."""
 
     _half: Callable[[AsyncHalf], Half]
@@ -299,7 +299,7 @@ class ProducerFace(ReopenedFacade[AsyncProducer]):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
-        txn: Transaction | None = None,
+        txn: TransactionPort | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -372,7 +372,7 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
         self._finish(self._current().abort(wait))
 
 
-class ConsumerFace(ReopenedFacade[AsyncConsumer]):
+class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
     """What a blocking Consumer has of one of asyncio."""
 
     def subscription_name(self) -> str:
@@ -383,7 +383,7 @@ class ConsumerFace(ReopenedFacade[AsyncConsumer]):
         """Returns the name of the consumer, given by the program or by the broker."""
         return self._inner.consumer_name()
 
-    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: TransactionPort | None = None) -> None:
         """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
         CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
         """
@@ -419,7 +419,7 @@ class ConsumerFace(ReopenedFacade[AsyncConsumer]):
         self._run(self._current().unsubscribe())
 
 
-class ReaderFace(ReopenedFacade[AsyncReader]):
+class ReaderFace(ForkReopenedFacade[AsyncReader]):
     """What a blocking Reader has of one of asyncio."""
 
     def seek(self, messageid: MessageId | int) -> None:
@@ -431,7 +431,7 @@ class ReaderFace(ReopenedFacade[AsyncReader]):
         self._run(self._current().seek(messageid))
 
 
-class TableViewFace(ReopenedFacade[AsyncTableView]):
+class TableViewFace(ForkReopenedFacade[AsyncTableView]):
     """What a blocking TableView has of one of asyncio."""
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -1,5 +1,5 @@
 """The event loop of the blocking clients: one daemon thread per process, shared by all clients, started when first
-needed (`LoopThread`). Also the bases of the blocking classes over asyncio ones (`BlockingFacade`, `ReopenedFacade`,
+needed (`LoopThread`). Also the bases of the blocking classes over asyncio ones (`BlockingFacade`, `ForkReopenedFacade`,
 `ProcessBoundFacade`).
 
 A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
@@ -30,7 +30,15 @@ from ...runtime.tasks import Tasks
 from .. import client as aio
 from ..common.checks import WrongMessageType, shorten_value
 from ..common.closing import EPOCH, Closable, ClosedAfterWith
-from ..common.errors import AlreadyClosed, CtrlC, Interrupted, PulsarException, Timeout, TransactionEnded, translate
+from ..common.errors import (
+    AlreadyClosed,
+    CtrlC,
+    Interrupted,
+    PulsarException,
+    Timeout,
+    TransactionEnded,
+    translate_error,
+)
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.table_view import TableView as AsyncTableView
@@ -191,7 +199,7 @@ _lock = threading.Lock()
 _thread: LoopThread | None = None
 
 
-def loop_thread() -> LoopThread:
+def shared_loop_thread() -> LoopThread:
     global _thread
     with _lock:
         if _thread is None:
@@ -233,16 +241,16 @@ class BlockingFacade(Generic[Of]):
         raise NotImplementedError
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return loop_thread().run(work)
+        return shared_loop_thread().run(work)
 
     def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        loop_thread().run_uninterrupted(work, limit_s)
+        shared_loop_thread().run_uninterrupted(work, limit_s)
 
 
 Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
 
 
-class ReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
+class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
     """Base of the blocking producer, consumer, reader and table view: objects that are opened again after a fork.
 
     An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on
@@ -256,7 +264,7 @@ class ReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         self._client = client
         self._open = open_
         self._epoch = EPOCH[0]
-        self._thread: LoopThread = loop_thread()
+        self._thread: LoopThread = shared_loop_thread()
         self._inner = self._thread.run(open_(client()))
         self._dropped: finalize[..., Any] = self._when_dropped()
 
@@ -276,14 +284,14 @@ class ReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         except PulsarException:
             raise
         except MagnetarError as error:
-            raise translate(error) from error
+            raise translate_error(error) from error
 
     def inner(self) -> Inner:
         """Returns the asyncio object of this process."""
         return self._current()
 
     def _reopen(self) -> None:
-        self._thread = loop_thread()
+        self._thread = shared_loop_thread()
         self._inner = self._thread.run(self._open(self._client()))
         self._epoch = EPOCH[0]
         self._dropped.detach()

@@ -13,14 +13,22 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from ..common.checks import FUNCTION, check_one, instance_check
+from ..common.checks import FUNCTION, check_parameter, instance_check
 from ..common.errors import CtrlC, InvalidConfiguration
-from ..common.loggers import ignore_error, run_logged
+from ..common.loggers import ignore_error, run_logging_errors
 from ..model.message import Message
 from ..produce.producer import Producer as AsyncProducer
-from ..transactions.process import Apply, FunctionResult, Options, Output, ProcessLoop, ProcessStatistics, outputs_of
+from ..transactions.process import (
+    Apply,
+    FunctionResult,
+    Output,
+    ProcessLoop,
+    ProcessOptions,
+    ProcessStatistics,
+    outputs_of,
+)
 from .consumer import Consumer
-from .loop_thread import LOOK_S, loop_thread, wait_result
+from .loop_thread import LOOK_S, shared_loop_thread, wait_result
 from .producer import Producer
 
 # ------------------------------------------------------------------------------------------------------- outputs
@@ -71,20 +79,20 @@ def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_one("consumer", instance_check(Consumer, optional=False), consumer)
-    check_one("producer", instance_check(Producer, optional=False), producer)
-    check_one("function", FUNCTION, function)
+    check_parameter("consumer", instance_check(Consumer, optional=False), consumer)
+    check_parameter("producer", instance_check(Producer, optional=False), producer)
+    check_parameter("function", FUNCTION, function)
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.process")
     counted = statistics if statistics is not None else ProcessStatistics()
-    options = Options(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
+    options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
     work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-    loop = loop_thread()
+    loop = shared_loop_thread()
     inner_consumer, inner_producer = consumer.inner(), producer.inner()
 
     async def run_all() -> ProcessStatistics:
         try:
-            return await ProcessLoop(inner_consumer, inner_producer, make_thread_apply(work), options).run()
+            return await ProcessLoop(inner_consumer, inner_producer, make_thread_processor(work), options).run()
         finally:
             work.put(None)
 
@@ -106,7 +114,7 @@ def process(
         raise
 
 
-def make_thread_apply(work: queue.SimpleQueue[Work | None]) -> Apply:
+def make_thread_processor(work: queue.SimpleQueue[Work | None]) -> Apply:
     """Returns a function that passes batches through `work` to the thread that called `process`, which applies the
     program's function."""
 
@@ -136,7 +144,7 @@ def _apply(
         if not outcome.done():
             outcome.set_result(results)
 
-    outcome.get_loop().call_soon_threadsafe(run_logged, tell, ignore_error)
+    outcome.get_loop().call_soon_threadsafe(run_logging_errors, tell, ignore_error)
 
 
 def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:

@@ -50,7 +50,7 @@ from .loop_thread import acquire_lock, asyncio_transaction_of
 # Guards: tests/client/blocking/test_blocking_transactions.py.
 
 
-class TransactionBodies(threading.local):
+class ThreadTransaction(threading.local):
     """Per thread: the transaction whose `with` block the thread is in."""
 
     current: Transaction | None = None
@@ -69,7 +69,7 @@ class Transaction(TransactionFace):
     """
 
     def __init__(
-        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: TransactionBodies
+        self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: ThreadTransaction
     ) -> None:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
@@ -230,7 +230,7 @@ class Producer(ProducerFace):
                 if txn is None:
                     only.add(content, callback)
                 else:
-                    only.add_in_transaction(asyncio_transaction_of(txn), content, callback)
+                    only.add_payload_in_transaction(asyncio_transaction_of(txn), content, callback)
                 return
             except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self._blocks:

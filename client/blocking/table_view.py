@@ -51,7 +51,7 @@ class TableView(TableViewFace):
 
         for key, value in self._thread.run(listen()):
             _call(callback, key, value)
-        listener.goes_on()
+        listener.deliver_waiting()
 
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:
@@ -94,7 +94,7 @@ class _LateListener:
             else:
                 self._changes.put((self._callback, key, value))
 
-    def goes_on(self) -> None:
+    def deliver_waiting(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting or [], None
             for key, value in waiting:

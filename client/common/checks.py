@@ -1,9 +1,9 @@
 """The checks of the SDK's parameters: one table, applied before anything is sent or made.
 
-Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and its description.
-Both are the SDK's exceptions as well: InvalidMessage for a parameter of a message, InvalidTopicName for the name of a
-topic, InvalidConfiguration for all other parameters. Relations between parameters are checked by the settings
-themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
+Each row is a `ParameterCheck`: the types (another one raises a TypeError), what fits (else a ValueError), and its
+description. Both are the SDK's exceptions as well: InvalidMessage for a parameter of a message, InvalidTopicName for
+the name of a topic, InvalidConfiguration for all other parameters. Relations between parameters are checked by the
+settings themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
 
     check(CLIENT, options)                       a table and the values that were given
     check_message(properties, key, …)            the same, on the path of every send: no table is walked
@@ -65,7 +65,7 @@ class WrongTopic(InvalidTopicName, ValueError):
     """A text is not the name of a topic."""
 
 
-class Check(NamedTuple):
+class ParameterCheck(NamedTuple):
     """The check of one parameter: its types, whether a value `fits`, and the description of allowed values for the
     error (`allowed_text`)."""
 
@@ -82,10 +82,10 @@ class Check(NamedTuple):
         return None if self.fits(value) else ValueError
 
 
-Table = Mapping[str, Check]
+Table = Mapping[str, ParameterCheck]
 
 
-def check(table: Table, values: Mapping[str, Any]) -> None:
+def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
     """Raises WrongType or WrongValue for the first of `values` that does not fit its row of `table`."""
     for name, value in values.items():
         row = table.get(name)
@@ -95,8 +95,8 @@ def check(table: Table, values: Mapping[str, Any]) -> None:
             )
 
 
-def check_one(name: str, row: Check, value: object) -> None:
-    check({name: row}, {name: value})
+def check_parameter(name: str, row: ParameterCheck, value: object) -> None:
+    check_parameters({name: row}, {name: value})
 
 
 def shorten_value(value: object) -> str:
@@ -122,12 +122,14 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> Check:
-    return Check(f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional)
+def whole_number_check(least: int, most: int = INT32_MAX, *, optional: bool = False) -> ParameterCheck:
+    return ParameterCheck(
+        f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional
+    )
 
 
-def enum_check(kind: type[IntEnum]) -> Check:
-    return Check(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
+def enum_check(kind: type[IntEnum]) -> ParameterCheck:
+    return ParameterCheck(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
 
 
 def to_plain_text(value: Any) -> Any:
@@ -135,7 +137,7 @@ def to_plain_text(value: Any) -> Any:
     as something else."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
-    if type(value) is dict and not are_plain(value):
+    if type(value) is dict and not are_plain_properties(value):
         return {to_plain_text(name): to_plain_text(each) for name, each in value.items()}
     return value
 
@@ -144,44 +146,46 @@ def _texts(pairs: Mapping[Any, Any]) -> bool:
     return all(isinstance(each, str) and _encodable(each) for pair in pairs.items() for each in pair)
 
 
-def instance_check(kind: type, *, optional: bool = True) -> Check:
-    return Check(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
+def instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
+    return ParameterCheck(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
 
 
-def has_methods(*methods: str) -> Check:
+def methods_check(*methods: str) -> ParameterCheck:
     """Makes the check of an object that must have these methods; None is allowed."""
 
     def fits(value: object) -> bool:
         return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
 
-    return Check(f"an object with {' and '.join(f'{each}()' for each in methods)}, or None", (object,), fits, True)
+    return ParameterCheck(
+        f"an object with {' and '.join(f'{each}()' for each in methods)}, or None", (object,), fits, True
+    )
 
 
-TEXT = Check("text that can be encoded", (str,), _encodable)
-NAME = Check("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
-PATH = Check("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
+TEXT = ParameterCheck("text that can be encoded", (str,), _encodable)
+NAME = ParameterCheck("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
+PATH = ParameterCheck("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
 PATH_OR_NONE = PATH._replace(allowed_text="the path of a file, or None", optional=True)
 TEXT_OR_NONE = TEXT._replace(allowed_text="text that can be encoded, or None", optional=True)
-YES_OR_NO = Check("True or False", (bool,))
-PROPERTIES = Check("a dict of text to text", (dict,), _texts, optional=True)
+YES_OR_NO = ParameterCheck("True or False", (bool,))
+PROPERTIES = ParameterCheck("a dict of text to text", (dict,), _texts, optional=True)
 MS = whole_number_check(0, DURATION_MS_MAX)
 TIMEOUT_MS = whole_number_check(0, DURATION_MS_MAX, optional=True)
-SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
-ISOLATION = Check(
+SECONDS = ParameterCheck("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
+ISOLATION = ParameterCheck(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
 )
-FUNCTION = Check("a function", (object,), callable)
-REDELIVERY_ORDER = Check("any or key", (str,), lambda name: name in ("any", "key"))
-CALLBACK = Check("a function, or None", (object,), callable, True)
+FUNCTION = ParameterCheck("a function", (object,), callable)
+REDELIVERY_ORDER = ParameterCheck("any or key", (str,), lambda name: name in ("any", "key"))
+CALLBACK = ParameterCheck("a function, or None", (object,), callable, True)
 SEQUENCE_ID = whole_number_check(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = whole_number_check(0, INT64_MAX)
-DELAY = Check(
+DELAY = ParameterCheck(
     "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
 )
 
 
 # -------------------------------------------------------------------------------- what is said of a message
-RANGES = Check(
+RANGES = ParameterCheck(
     "a list of (first, last) pairs of hashes", (list, tuple),
     lambda pairs: all(
         isinstance(pair, list | tuple) and len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs
@@ -192,15 +196,15 @@ MESSAGE: Table = {
     "partition_key": TEXT_OR_NONE,
     "ordering_key": TEXT_OR_NONE,
     "sequence_id": SEQUENCE_ID,
-    "replication_clusters": Check(
+    "replication_clusters": ParameterCheck(
         "a list of cluster names", (list, tuple, set, frozenset),
         lambda names: all(isinstance(each, str) and _encodable(each) for each in names), True,
     ),
-    "disable_replication": Check("True or False", (bool,), optional=True),
-    "event_timestamp": Check(
+    "disable_replication": ParameterCheck("True or False", (bool,), optional=True),
+    "event_timestamp": ParameterCheck(
         "ms since the epoch, a whole number from 0 to 2**64-1", (int,), lambda value: 0 <= value <= UINT64_MAX, True
     ),
-    "deliver_at": Check(
+    "deliver_at": ParameterCheck(
         "ms since the epoch, a whole number from 0 to 2**63-1", (int,), lambda value: 0 <= value <= INT64_MAX, True
     ),
     "deliver_after": DELAY._replace(optional=True),
@@ -220,7 +224,7 @@ def is_plain_key(key: object) -> bool:
     return type(key) is str and key.isascii()
 
 
-def are_plain(properties: object) -> bool:
+def are_plain_properties(properties: object) -> bool:
     """Whether all properties are plain ASCII text."""
     if type(properties) is not dict:
         return False
@@ -267,7 +271,9 @@ DEAD_LETTER_POLICY: Table = {
 BACKOFF: Table = {
     "min_delay_ms": MS,
     "max_delay_ms": MS,
-    "multiplier": Check("a number of at least 1", (int, float), lambda value: math.isfinite(value) and value >= 1),
+    "multiplier": ParameterCheck(
+        "a number of at least 1", (int, float), lambda value: math.isfinite(value) and value >= 1
+    ),
 }
 MESSAGE_ID: Table = {
     "partition": whole_number_check(-1),

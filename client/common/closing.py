@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakSet
 
 from .errors import AlreadyClosed, OperationNotSupported
-from .loggers import ignore_error, run_logged
+from .loggers import ignore_error, run_logging_errors
 
 
 class ClosedAfterAsyncWith:
@@ -59,7 +59,7 @@ async def timeout_when_quiet(
             nonlocal timer
             left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
             if left > 0:
-                timer = loop.call_later(left, run_logged, look, ignore_error)
+                timer = loop.call_later(left, run_logging_errors, look, ignore_error)
             else:
                 limit.reschedule(-inf)
 

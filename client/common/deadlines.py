@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from .loggers import Broke, ignore_error, report_failure, run_logged
+from .loggers import Broke, ignore_error, report_failure, run_logging_errors
 
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
@@ -50,7 +50,7 @@ class DueTimer:
             return
         self.stop()
         self.at = due
-        self._handle = self._loop.call_later(max(0.0, due - self._now()), run_logged, self._fire, self._broke)
+        self._handle = self._loop.call_later(max(0.0, due - self._now()), run_logging_errors, self._fire, self._broke)
 
     def _fire(self) -> None:
         at, self.at = self.at, inf
@@ -131,7 +131,7 @@ class LoopCalls:
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(run_logged, self._run, ignore_error)
+            self._loop.call_soon_threadsafe(run_logging_errors, self._run, ignore_error)
 
     def _run(self) -> None:
         self._woken = False  # first: a later caller wakes the loop again

@@ -9,8 +9,8 @@
 
 Every one is a `MagnetarError` too; `Timeout` is Python's TimeoutError as well, and what says that an argument is wrong
 is a ValueError and a TypeError, as programs that were written for Pulsar's client expect it. What came from a server or
-from `runtime/` is translated here (`translate`) and nowhere else; the original stays as `__cause__`, and `definite` and
-`retryable` are the original's.
+from `runtime/` is translated here (`translate_error`) and nowhere else; the original stays as `__cause__`, and
+`definite` and `retryable` are the original's.
 """
 
 from __future__ import annotations
@@ -502,7 +502,7 @@ def exception_of(result: Result, message: str = "") -> PulsarException:
     return _CLASSES.get(result, UnknownError)(message)
 
 
-def translate(error: BaseException, *, by_slots: bool = False) -> PulsarException:
+def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarException:
     """Returns the SDK's exception for any error, with the error as its cause. `by_slots`: the error is that of a
     Key_Shared consumer."""
     if isinstance(error, PulsarException):

@@ -1,5 +1,5 @@
 """The log of a client: Python's logging, under `magnetar.client`, and the logger that a program passes as
-`Client(logger=…)`. Also the handling of unforeseen errors (`run_logged`, `report_failure`) and of errors of the
+`Client(logger=…)`. Also the handling of unforeseen errors (`run_logging_errors`, `report_failure`) and of errors of the
 application's code (`log_foreign_error`, `reraise_interrupt`, `is_cancelled`), and the log of statistics
 (`StatisticsReporter`).
 
@@ -111,7 +111,7 @@ def _detach(handler: logging.Handler) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- guard
-# No callback of the client fails in silence: the event loop calls each of them by `run_logged`.
+# No callback of the client fails in silence: the event loop calls each of them by `run_logging_errors`.
 #
 #     loop.call_soon(run, self._pump, self._broke)
 #
@@ -131,7 +131,7 @@ _LOG = logging.getLogger("magnetar.client")
 Broke = Callable[[Exception], object]
 
 
-def run_logged(work: Callable[[], object], broke: Broke) -> None:
+def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
     try:
         work()
     except BaseException as error:
@@ -202,13 +202,15 @@ class StatisticsReporter:
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval_s, run_logged, self._report, ignore_error) if interval_s else None
+        self._timer = (
+            self._loop.call_later(interval_s, run_logging_errors, self._report, ignore_error) if interval_s else None
+        )
 
     def _report(self) -> None:
         client = self._client()
         if client is None:
             return
-        self._timer = self._loop.call_later(self._interval_s, run_logged, self._report, ignore_error)
+        self._timer = self._loop.call_later(self._interval_s, run_logging_errors, self._report, ignore_error)
         try:
             for title, numbers in client.statistics().items():
                 _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))

@@ -27,12 +27,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...proto import wire_pb2 as wire
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ...proto.names import TopicName
 from ...runtime.tasks import Tasks
-from ..common.loggers import run_logged
+from ..common.loggers import run_logging_errors
 from ..core.effects import ProducerOptions
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
@@ -47,7 +47,7 @@ WAITED_S = 1.0
 """Seconds of a wait after which an opening did not just fail: the broker took it and let it wait."""
 
 
-class AttachedOwner(Protocol):
+class AttachmentUser(Protocol):
     """A producer or consumer, as seen by its attachment."""
 
     topic: TopicName
@@ -77,7 +77,7 @@ class Attachment:
         "_was_moved", "on_failure", "on_frames", "topic",
     )  # fmt: skip
 
-    def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
+    def __init__(self, connections: Connections, owner: AttachmentUser) -> None:
         self.on_frames = owner.on_frames
         self.on_failure = owner.on_failure
         self.topic = owner.topic
@@ -136,7 +136,9 @@ class Attachment:
             self._pause.cancel()
         if self._was_moved:
             self._was_moved, after_s = False, 0.0
-        self._pause = asyncio.get_running_loop().call_later(after_s, run_logged, self._start_reopening, self.on_failure)
+        self._pause = asyncio.get_running_loop().call_later(
+            after_s, run_logging_errors, self._start_reopening, self.on_failure
+        )
 
     def _start_reopening(self) -> None:
         self._tasks.spawn(self._reopen(), f"opening of {self._owner.topic}")
@@ -160,7 +162,7 @@ class Attachment:
         """Attaches to the broker's stream and sends the owner's first frame. Returns a future that ends with the
         broker's answer."""
         named, self._named = self._named, ""
-        stream = await self._connections.broker_stream(self._owner.topic, named)
+        stream = await self._connections.connect_owner_stream(self._owner.topic, named)
         first = self._owner.opening_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
         id_ = stream.attach(self)
@@ -201,7 +203,7 @@ class Attachment:
         """Sends an entry, as `send(publish=entry)` does, without the two copies that protobuf makes of it."""
         if self._stream is not None:
             size = len(entry)
-            self._stream.send(self._id, (self._publish_head, varint(size), entry))
+            self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
@@ -276,7 +278,7 @@ ISOLATIONS = {
 }
 
 
-def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
+def make_producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
     """Returns the options of a producer's core. Chunking is used only for persistent topics, as in Pulsar's clients: a
     non-persistent topic may drop single chunks, which makes the rest of the message useless."""
     return ProducerOptions(

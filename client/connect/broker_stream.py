@@ -35,7 +35,7 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.loggers import ignore_error, report_failure, run_logged
+from ..common.loggers import ignore_error, report_failure, run_logging_errors
 from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, SilentBrokers
 
 IDLE_S = 60.0
@@ -55,7 +55,7 @@ CLOSE = 1 << 62
 Frame = wire.ClientFrame | Pieces
 
 
-class Owner(Protocol):
+class StreamUser(Protocol):
     """A producer or a consumer that is attached to a stream. None of its methods may block."""
 
     topic: TopicName
@@ -86,7 +86,7 @@ class BrokerStream:
         self.received_at = now()  # when frames came last
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._owners: dict[int, Owner] = {}
+        self._owners: dict[int, StreamUser] = {}
         self._last = 0
         self._held: dict[int, deque[Frame]] = {}  # in the order of their turns
         self._sending = False  # what is held
@@ -97,7 +97,7 @@ class BrokerStream:
         self._tasks.spawn(self._read(), f"stream to {channel.endpoint}")
 
     # ------------------------------------------------------------------------------ owners
-    def attach(self, owner: Owner) -> int:
+    def attach(self, owner: StreamUser) -> int:
         assert not self.has_ended, "nothing is attached to a stream that is over"
         if self._idle is not None:
             self._idle.cancel()
@@ -111,7 +111,7 @@ class BrokerStream:
     def detach(self, id_: int) -> None:
         self._owners.pop(id_, None)
         if not self._owners and not self.has_ended and self._idle is None:
-            self._idle = self._loop.call_later(IDLE_S, run_logged, self._close_idle, ignore_error)
+            self._idle = self._loop.call_later(IDLE_S, run_logging_errors, self._close_idle, ignore_error)
 
     def _close_idle(self) -> None:
         self._idle = None
@@ -200,7 +200,7 @@ class BrokerStream:
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:
         after_s = max(since + SILENT_S - self._now(), 0.0)
-        self._watch = self._loop.call_later(after_s, run_logged, self._check_silence, ignore_error)
+        self._watch = self._loop.call_later(after_s, run_logging_errors, self._check_silence, ignore_error)
 
     def _check_silence(self) -> None:
         now = self._now()
@@ -218,7 +218,7 @@ class BrokerStream:
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.is_answering(UNANSWERED_S) and self.received_at == since:
-                moved = await self._silence.find_moved(endpoint, self._topics())
+                moved = await self._silence.find_moved_topics(endpoint, self._topics())
                 if self.received_at == since:
                     self._leave(moved)
             if self._owners:
@@ -241,7 +241,7 @@ class BrokerStream:
             if self._owners.get(id_) is owner:  # what one does may detach another
                 self.send(id_, wire.ClientFrame(id=id_, close=CLOSE))
                 self.detach(id_)
-                run_logged(partial(owner.on_lost, error), owner.on_failure)
+                run_logging_errors(partial(owner.on_lost, error), owner.on_failure)
 
     # ------------------------------------------------------------------------------ the end
     def _on_failure(self, error: Exception) -> None:
@@ -260,7 +260,7 @@ class BrokerStream:
         self._stream.cancel()
         owners, self._owners = self._owners, {}
         for owner in owners.values():
-            run_logged(partial(owner.on_lost, error), owner.on_failure)
+            run_logging_errors(partial(owner.on_lost, error), owner.on_failure)
 
     def cancel(self) -> None:
         self._close_with(ConnectionLost("the stream was closed"))

@@ -1,11 +1,11 @@
 """The connections of a client: one channel per broker, requests that any broker answers, and look-ups of a topic's
-owner (`Connections`). Also the attempts until a first broker is reached (`FirstContact`), and a cache of a topic's
-schemas (`TopicSchemas`).
+owner (`Connections`). Also the attempts until a first broker is reached (`FirstConnectAttempts`), and a cache of a
+topic's schemas (`TopicSchemas`).
 
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off. An
 attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
 (discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False).
-Until a broker was reached it gives up sooner (`FirstContact`).
+Until a broker was reached it gives up sooner (`FirstConnectAttempts`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SERVED_PORT = 7650
 """Port at which `magnetar standalone` listens without being told."""
 
 
-class FirstContact:
+class FirstConnectAttempts:
     """Counts the failed attempts of one operation of a client that has not reached any broker yet, and decides when to
     give up."""
 
@@ -76,7 +76,7 @@ class FirstContact:
     def record_failure(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
         """Records an attempt that failed with `error`. `next_s`: how long after the first attempt the next would
         begin. Returns the error to raise, or None to try again."""
-        how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
+        how, endpoint = why_unreachable(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
             if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints())):
@@ -86,7 +86,7 @@ class FirstContact:
         return None
 
 
-def how_unreached(error: MagnetarError) -> str | None:
+def why_unreachable(error: MagnetarError) -> str | None:
     """Returns "refused" or "silent" if `error` says that no connection was made (runtime/grpc/errors.py); None: a
     server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
@@ -160,10 +160,10 @@ class Connections:
             channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
-    async def broker_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
+    async def connect_owner_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
         """Returns the stream to the topic's owner: the broker at the endpoint `named`, else the one that a look-up
         finds."""
-        channel = self._named(named, topic) if named else await self.find_owner(topic)
+        channel = self._named(named, topic) if named else await self.find_owner_channel(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
@@ -197,7 +197,9 @@ class Connections:
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
         backoff = self.backoff()
-        first = None if self._reached else FirstContact(lambda: self._endpoints, self.settings.connection_timeout_s)
+        first = (
+            None if self._reached else FirstConnectAttempts(lambda: self._endpoints, self.settings.connection_timeout_s)
+        )
         while True:
             try:
                 async with asyncio.timeout(deadline - now()):
@@ -211,7 +213,7 @@ class Connections:
                 delay = backoff.next_s()
                 if not error.retryable or self._closed or now() + delay > deadline:
                     raise
-                if how_unreached(error) is not None:
+                if why_unreachable(error) is not None:
                     self._discovery.clear()
                 elif not isinstance(error, TimedOut):
                     self._reached = True
@@ -221,7 +223,7 @@ class Connections:
                         raise told from told.__cause__
             await asyncio.sleep(delay)
 
-    async def any_broker(self) -> Channel:
+    async def next_broker_channel(self) -> Channel:
         """Returns a channel to a broker of the service URL, in turn; to a silent broker only if there is no other.
         Raises what the discovery raises."""
         self._endpoints = await self._discovery.endpoints()
@@ -241,7 +243,7 @@ class Connections:
         """Sends a request to any broker, again until one answers; returns the answer."""
 
         async def attempt() -> Any:
-            asked = await self.any_broker()
+            asked = await self.next_broker_channel()
             return await asked.call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
@@ -259,18 +261,18 @@ class Connections:
             if guess:
                 guess = False
                 try:
-                    return await call(await self.any_broker())
+                    return await call(await self.next_broker_channel())
                 except NotOwner as error:
                     if (owner := error.fields.get("owner")) and not self.settings.listener_name:
                         return await call(self._named(owner, topic))
                 except MagnetarError as error:
                     if not error.retryable or self._closed:
                         raise
-            return await call(await self.find_owner(topic))
+            return await call(await self.find_owner_channel(topic))
 
         return await self.retry(attempt)
 
-    async def find_owner(self, topic: TopicName) -> Channel:
+    async def find_owner_channel(self, topic: TopicName) -> Channel:
         """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
         An owner that `partition_count` learned is used once in place of a look-up."""
@@ -279,11 +281,11 @@ class Connections:
             return told
         self._endpoints = await self._discovery.endpoints()
         for left in reversed(range(len(self._endpoints))):
-            asked = await self.any_broker()
+            asked = await self.next_broker_channel()
             try:
                 return await self._owner_by(asked, topic, self.settings.connection_timeout_s)
             except MagnetarError as error:
-                if how_unreached(error) is not None:
+                if why_unreachable(error) is not None:
                     self._discovery.clear()  # the broker may have come back at another port
                 if not error.retryable or not left or self._closed:
                     raise
@@ -298,7 +300,7 @@ class Connections:
         if not reply.here:
             return self._named(reply.owner, topic)
         with contextlib.suppress(ValueError):  # it does not tell its own address
-            self._silence.set_name(asked.endpoint, Endpoint.parse(reply.owner))
+            self._silence.set_advertised_endpoint(asked.endpoint, Endpoint.parse(reply.owner))
         return asked
 
     def _named(self, owner: str, topic: TopicName) -> Channel:
@@ -315,7 +317,7 @@ class Connections:
         request = wire.PartitionsRequest(topic=topic.full, create=create)
 
         async def attempt() -> int:
-            asked = await self.any_broker()
+            asked = await self.next_broker_channel()
             reply: wire.PartitionsReply = await asked.call(
                 rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
             )
@@ -403,13 +405,13 @@ class TopicSchemas:
         self._known: dict[bytes, SchemaInfo] = {}
         self._missing: dict[bytes, float] = {}  # until when
 
-    def knows(self, version: bytes) -> bool:
+    def is_cached(self, version: bytes) -> bool:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
         """Fetches and caches a schema; an empty `version` means the newest. Raises the broker's error. If the version
         is missing, this is cached, too; `get_schema` then raises."""
-        if self.knows(version):
+        if self.is_cached(version):
             return
         if version == BYTES_VERSION:
             self._known[version] = SchemaInfo(type=SchemaType.NONE)
@@ -427,14 +429,14 @@ class TopicSchemas:
             type=SchemaType(info.type), data=info.data, name=info.name, properties=dict(info.properties)
         )
 
-    def find_known(self, version: bytes) -> SchemaInfo | None:
+    def find_cached(self, version: bytes) -> SchemaInfo | None:
         """Returns a schema that was fetched; None if it was not fetched, or the topic lacks it."""
         return self._known.get(version)
 
     def get_schema(self, version: bytes) -> SchemaInfo:
         """Returns the schema of a version, which is fetched if necessary. Raises InvalidMessage if the topic has no
         such schema, and the broker's error."""
-        if not self.knows(version):
+        if not self.is_cached(version):
             self._ask(version)
         found = self._known.get(version)
         if found is None:

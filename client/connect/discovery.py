@@ -30,7 +30,7 @@ from ...runtime.access import CallerAccess
 from ...runtime.network import ByteStream, Endpoint, Network
 from ...runtime.tasks import run_together
 from ..common.errors import InvalidUrl
-from .service_url import AskedProtocol, ServiceUrl, parse_service_url
+from .service_url import DiscoveryProtocol, ServiceUrl, parse_service_url
 
 ANSWER_BYTES_MAX = 64 << 10
 PATH = "/lookup/v2/service-url"
@@ -74,7 +74,7 @@ class Discovery:
                 return self._found
         assert failure is not None, "a service URL names at least one address"
         other = isinstance(failure, WrongProtocol) or failure.fields.get("unreached") == "refused"
-        if self._url.protocol is AskedProtocol.PULSAR and other:
+        if self._url.protocol is DiscoveryProtocol.PULSAR and other:
             return self._url.endpoints
         raise failure
 
@@ -93,7 +93,7 @@ class Discovery:
             raise Unavailable(error.message, endpoint=str(address), unreached="refused") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                ask = ask_pulsar_port if self._url.protocol is AskedProtocol.PULSAR else ask_http_port
+                ask = ask_endpoint_by_pulsar if self._url.protocol is DiscoveryProtocol.PULSAR else ask_endpoint_by_http
                 return await ask(stream, address, self._access)
         except TimeoutError as error:
             raise _silent(address) from error
@@ -106,12 +106,12 @@ def _silent(address: Endpoint) -> Unavailable:
 
 
 # ------------------------------------------------------------------ Pulsar's protocol
-async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_endpoint_by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks a port of Pulsar's protocol for the broker's gRPC address. Raises NotSpoken if the server speaks another
     protocol, WrongProtocol if it is a broker of Pulsar itself, Unauthenticated if it refuses the credentials."""
     from ...proto import pulsar_pb2 as pulsar
 
-    method, data = credentials_of(access.authorization() if access.authorization is not None else "")
+    method, data = parse_authorization(access.authorization() if access.authorization is not None else "")
     connect = pulsar.CommandConnect(
         client_version=f"Magnetar-Python-v{PRODUCT}", protocol_version=21, auth_method_name=method, auth_data=data
     )
@@ -138,7 +138,7 @@ async def ask_pulsar_port(stream: ByteStream, address: Endpoint, access: CallerA
     return _endpoint(told)
 
 
-def credentials_of(authorization: str) -> tuple[str, bytes]:
+def parse_authorization(authorization: str) -> tuple[str, bytes]:
     """Returns the auth method and the auth data of the command CONNECT, from the value of the
     header `authorization`."""
     scheme, _, value = authorization.partition(" ")
@@ -160,7 +160,7 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 
 # ------------------------------------------------------------------ HTTP
-async def ask_http_port(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
+async def ask_endpoint_by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
     """Asks an HTTP port for the broker's gRPC address. Raises NotSpoken if the server gives no such answer,
     Unavailable for a status of 500 or more. `access` is not used, because the question needs no credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
@@ -200,13 +200,14 @@ def _endpoint(text: str) -> Endpoint:
 #     silence.answered(endpoint)                      it said something
 #
 # A broker that is stopped (SIGSTOP, a machine that hangs, a network that drops) breaks no connection. When its metadata
-# session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing for
+# session ends, another broker may own its topics. So a stream with owners (`broker_stream.py`) that got nothing
+# for
 # SILENT_S pings its broker. A ping without an answer for UNANSWERED_S makes the broker silent: another one is asked,
 # and again after each further UNANSWERED_S. An owner leaves when another broker owns its topic, and for no other
 # reason: a broker that is slow, or whose session lasts, keeps them until HTTP/2 gives the connection up. The others are
 # those of the service URL and those that the client has connected to. A client that knows one broker neither pings nor
 # asks. While a broker is silent, questions that any broker answers go to the others first. One broker may have two
-# addresses, that of the service URL and the one that brokers tell: `set_name` makes them one. Guards:
+# addresses, that of the service URL and the one that brokers tell: `set_advertised_endpoint` makes them one. Guards:
 # tests/client/connect/test_silence.py, tests/broker/test_stopped_owner.py.
 
 
@@ -235,7 +236,7 @@ class SilentBrokers:
         self._until: dict[Endpoint, float] = {}  # of those that are silent
         self._names: dict[Endpoint, Endpoint] = {}  # of the service URL → as brokers tell it
 
-    def set_name(self, endpoint: Endpoint, name: Endpoint) -> None:
+    def set_advertised_endpoint(self, endpoint: Endpoint, name: Endpoint) -> None:
         if endpoint != name:
             self._names[endpoint] = name
 
@@ -257,7 +258,7 @@ class SilentBrokers:
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
-    async def find_moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
+    async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
         """Returns those of `topics` that the broker at `endpoint` does not own any more, according to the other
         brokers."""
         self.on_unanswered(endpoint)

@@ -20,16 +20,16 @@ from ...runtime.tasks import Tasks, run_together
 from ..common.checks import (
     TEXT,
     TEXT_OR_NONE,
-    Check,
+    ParameterCheck,
     WrongValue,
-    check,
-    check_one,
+    check_parameter,
+    check_parameters,
     instance_check,
     shorten_value,
     whole_number_check,
 )
 from ..common.errors import InvalidConfiguration
-from ..common.loggers import ignore_error, log_foreign_error, run_logged
+from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
 from ..core.failover import FailoverCore
 from ..model.settings import ClientSettings
 from .authentication import Authentication, make_caller_access
@@ -47,11 +47,11 @@ class ServiceInfo:
         self, service_url: str, authentication: Authentication | None = None,
         tls_trust_certs_file_path: str | None = None,
     ) -> None:  # fmt: skip
-        check_one("service_url", TEXT, service_url)
+        check_parameter("service_url", TEXT, service_url)
         if authentication is not None and not isinstance(authentication, Authentication):
             kind = type(authentication).__name__  # never its value: it may be the token
             raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")
-        check_one("tls_trust_certs_file_path", TEXT_OR_NONE, tls_trust_certs_file_path)
+        check_parameter("tls_trust_certs_file_path", TEXT_OR_NONE, tls_trust_certs_file_path)
         self.url = parse_service_url(service_url)
         self.authentication = authentication
         self._service_url = service_url
@@ -117,14 +117,16 @@ class AutoClusterFailover:
         self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
         failover_threshold: int = 1, switch_back_threshold: int = 1,
     ) -> None:  # fmt: skip
-        check_one("primary", instance_check(ServiceInfo, optional=False), primary)
-        infos = Check("a list of at least one ServiceInfo", (list,), lambda found: bool(found) and all(map(_is, found)))
-        check_one("secondary", infos, secondary)
+        check_parameter("primary", instance_check(ServiceInfo, optional=False), primary)
+        infos = ParameterCheck(
+            "a list of at least one ServiceInfo", (list,), lambda found: bool(found) and all(map(_is, found))
+        )
+        check_parameter("secondary", infos, secondary)
         numbers: dict[str, Any] = {
             "check_interval_ms": check_interval_ms, "failover_threshold": failover_threshold,
             "switch_back_threshold": switch_back_threshold,
         }  # fmt: skip
-        check(dict.fromkeys(numbers, _COUNT), numbers)
+        check_parameters(dict.fromkeys(numbers, _COUNT), numbers)
         self.primary = primary
         self.secondary = list(secondary)
         self.check_interval_ms = check_interval_ms
@@ -222,7 +224,7 @@ class ClientCluster:
         self.info = info
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(run_logged, self._move, ignore_error)
+                self._loop.call_soon_threadsafe(run_logging_errors, self._move, ignore_error)
 
     def _move(self) -> None:
         info, connections = self.info, self._connections

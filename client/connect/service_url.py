@@ -20,7 +20,7 @@ PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 
 
-class AskedProtocol(Enum):
+class DiscoveryProtocol(Enum):
     """By which protocol the addresses of a URL are asked for the broker's gRPC address; NOT: they are
     gRPC addresses."""
 
@@ -31,17 +31,17 @@ class AskedProtocol(Enum):
 
 class _Scheme(NamedTuple):
     port: int
-    asked: AskedProtocol = AskedProtocol.NOT
+    asked: DiscoveryProtocol = DiscoveryProtocol.NOT
     encrypted: bool = False
 
 
 SCHEMES = {
     "magnetar": _Scheme(PORT),
     "magnetar+ssl": _Scheme(PORT, encrypted=True),
-    "pulsar": _Scheme(6650, AskedProtocol.PULSAR),
-    "pulsar+ssl": _Scheme(6651, AskedProtocol.PULSAR, encrypted=True),
-    "http": _Scheme(8080, AskedProtocol.HTTP),
-    "https": _Scheme(8443, AskedProtocol.HTTP, encrypted=True),
+    "pulsar": _Scheme(6650, DiscoveryProtocol.PULSAR),
+    "pulsar+ssl": _Scheme(6651, DiscoveryProtocol.PULSAR, encrypted=True),
+    "http": _Scheme(8080, DiscoveryProtocol.HTTP),
+    "https": _Scheme(8443, DiscoveryProtocol.HTTP, encrypted=True),
 }
 
 
@@ -50,7 +50,7 @@ class ServiceUrl(NamedTuple):
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
-    protocol: AskedProtocol = AskedProtocol.NOT
+    protocol: DiscoveryProtocol = DiscoveryProtocol.NOT
     ask_at: tuple[Endpoint, ...] = ()  # who knows where gRPC is; empty: `endpoints` are it
 
 
@@ -72,7 +72,7 @@ def parse_service_url(text: str) -> ServiceUrl:
     if rest[len(hosts) :] not in ("", "/"):
         raise InvalidUrl(f"{text!r}: nothing follows HOST:PORT in a service URL")
     found = tuple(dict.fromkeys(_endpoint(text, part, means.port) for part in hosts.split(",")))
-    if means.asked is AskedProtocol.NOT:
+    if means.asked is DiscoveryProtocol.NOT:
         return ServiceUrl(found, means.encrypted)
     grpc = (each._replace(port=PORT) if each.port in PULSAR_PORTS else each for each in found)
     return ServiceUrl(tuple(dict.fromkeys(grpc)), means.encrypted, means.asked, found)

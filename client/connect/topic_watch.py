@@ -1,7 +1,7 @@
-"""The topics of a namespace that match a pattern, now and from now on: a broker sends each change (`TopicWatch`). Also
-the partition counts of topics, which are asked for at an interval (`PartitionsWatcher`).
+"""The topics of a namespace that match a pattern, now and from now on: a broker sends each change
+(`TopicPatternWatch`). Also the partition counts of topics, which are asked for at an interval (`PartitionsWatcher`).
 
-    watch = TopicWatch(connections, pattern)
+    watch = TopicPatternWatch(connections, pattern)
     topics = await watch.open()             the matching ones
     watch.follow(changed)                   from now on `changed(added, removed)` is awaited for each change, in order
     await watch.close()
@@ -64,7 +64,7 @@ class TopicPattern:
         return asked and self._local.fullmatch(topic.local) is not None
 
 
-class TopicWatch:
+class TopicPatternWatch:
     """Watches which topics match one pattern."""
 
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
@@ -123,7 +123,7 @@ class TopicWatch:
     async def _connect(self) -> Any:
         """Opens the stream and returns the first reply. When the stream resumes after a revision there may be no reply
         for a long time; then this does not wait for one."""
-        stream: Stream[Any, Any] = (await self._connections.any_broker()).stream(rpc("Broker", "WatchTopics"))
+        stream: Stream[Any, Any] = (await self._connections.next_broker_channel()).stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
         )

@@ -23,7 +23,7 @@ from ...runtime.network import (
     Serving,
     World,
 )
-from ...runtime.peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
+from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ...runtime.threads import SystemWorkers
 
 
@@ -47,11 +47,11 @@ class _ClientNetwork:
         return await streams.connect(endpoint, tls)
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         raise NotAllowed("a client serves nothing")
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
     def new_keys(self) -> KeyPair:

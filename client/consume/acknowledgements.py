@@ -51,15 +51,15 @@ class AckSender:
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
-            self._acked.extend(self.add_chunks(which))
+            self._acked.extend(self.with_other_chunks(which))
         if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        self._nacked.extend(self.add_chunks(which, again=True))
+        self._nacked.extend(self.with_other_chunks(which, again=True))
         self._wake()
 
-    def add_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+    def with_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with
         `again` redelivered together."""
         if isinstance(which, Message):
@@ -69,7 +69,7 @@ class AckSender:
         else:
             known, place = which.chunks(), which.position()
         chunks = self._core.chunks
-        found = chunks.on_given_back(place) if again else chunks.entries_of_message(place)
+        found = chunks.on_redelivery_asked(place) if again else chunks.take_chunk_positions(place)
         return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
@@ -84,7 +84,7 @@ class AckSender:
         while self._nacked:
             which = self._nacked.popleft()
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
-            core.negative_acknowledge(ack_place_of(which)[0], count, now)
+            core.negative_acknowledge(ack_coordinates_of(which)[0], count, now)
         return now
 
     def extra_timeout_s(self, redelivery_count: int) -> float:
@@ -100,18 +100,18 @@ class AckSender:
         for _ in range(len(self._acked)):
             which = take()
             if not isinstance(which, Message):
-                core.acknowledge(*ack_place_of(which))
+                core.acknowledge(*ack_coordinates_of(which))
             elif which.batch_index < 0:
                 core.acknowledge(which.entry.position, -1, which.entry.size)
             else:
                 if which.entry is not entry:
                     if entry is not None:
-                        core.acknowledge_bits(entry.position, bits, messages, entry.size)
+                        core.acknowledge_batch_indexes(entry.position, bits, messages, entry.size)
                     entry, bits, messages = which.entry, 0, 0
                 bits |= 1 << which.batch_index
                 messages += 1
         if entry is not None:
-            core.acknowledge_bits(entry.position, bits, messages, entry.size)
+            core.acknowledge_batch_indexes(entry.position, bits, messages, entry.size)
 
     def make_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """Returns a group of acknowledgements of these messages, which the caller sends in a request of its own."""
@@ -133,7 +133,7 @@ class AckSender:
                     self._core.on_acknowledged_elsewhere(entry.position)
                 bits |= 1 << each.batch_index
                 continue
-            position, index, size = ack_place_of(each)
+            position, index, size = ack_coordinates_of(each)
             if cumulative:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
@@ -160,14 +160,14 @@ def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int
         return otherwise
 
 
-def ack_place_of(which: Pending) -> tuple[Position, int, int]:
+def ack_coordinates_of(which: Pending) -> tuple[Position, int, int]:
     if isinstance(which, Message):
         entry = which.entry
         return entry.position, which.batch_index, entry.size
     return which.position(), which.batch_index(), which.batch_size()
 
 
-def make_core_options(
+def make_consumer_options(
     settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool
 ) -> ConsumerOptions:
     return ConsumerOptions(

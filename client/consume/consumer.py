@@ -22,8 +22,8 @@ from ..common.checks import (
     DELAY,
     PROPERTIES,
     WrongMessageType,
-    check,
-    check_one,
+    check_parameter,
+    check_parameters,
     instance_check,
     shorten_value,
 )
@@ -37,15 +37,15 @@ from ..common.errors import (
     Timeout,
 )
 from ..connect.connections import Connections
-from ..connect.topic_watch import TopicWatch
-from ..core.transaction import InTransaction
+from ..connect.topic_watch import TopicPatternWatch
+from ..core.transaction import TransactionPort
 from ..model.message import ActiveEvents, Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from ..produce.entry_writer import check_txn
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
-from .partition_consumers import PartitionConsumers, check_timeout
+from .partition_consumers import PartitionConsumers, timeout_to_seconds
 from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_writer_schemas, receive_batch
 
 _LOG = logging.getLogger("magnetar.client")
@@ -75,7 +75,7 @@ class Consumer(ClosedAfterAsyncWith):
         self._name = name
         self._subscription = subscription
         self._closed = False
-        self._watch: TopicWatch | None = None
+        self._watch: TopicPatternWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
         self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
@@ -83,7 +83,7 @@ class Consumer(ClosedAfterAsyncWith):
     @classmethod
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
-        policy: ConsumerBatchReceivePolicy | None = None, watch: TopicWatch | None = None,
+        policy: ConsumerBatchReceivePolicy | None = None, watch: TopicPatternWatch | None = None,
     ) -> Consumer:  # fmt: skip
         """Subscribes to all partitions of all topics; to none of them if one refuses. `watch`, of a pattern, finds
         topics that are created later."""
@@ -209,10 +209,10 @@ class Consumer(ClosedAfterAsyncWith):
         """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
         limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
-            check_timeout(timeout_millis)
+            timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
-            message = await self.inbox.take_message(check_timeout(timeout_millis))
+            message = await self.inbox.take_message(timeout_to_seconds(timeout_millis))
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
         return message
@@ -250,7 +250,7 @@ class Consumer(ClosedAfterAsyncWith):
         if not isinstance(which, MessageId):
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shorten_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
-        check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
+        check_parameters(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
         return self._partitions.find_by_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
@@ -277,7 +277,7 @@ class Consumer(ClosedAfterAsyncWith):
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
-        self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *,
+        self, txn: TransactionPort, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
         """Acknowledges messages in a transaction: the acknowledgements count when `txn` commits. Returns at once; the
@@ -298,7 +298,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumer.in_transactions.acknowledge(txn, some, cumulative=cumulative, waiter=waiter)
 
     async def _acknowledge_in(
-        self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
+        self, txn: TransactionPort, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
     ) -> None:
         waiters: list[asyncio.Future[None]] = []
         limit_s = self.connections.settings.operation_timeout_s
@@ -312,7 +312,7 @@ class Consumer(ClosedAfterAsyncWith):
             raise Timeout(f"an acknowledgement in a transaction has no answer within {limit_s:g} s") from error
 
     async def acknowledge(
-        self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: InTransaction | None = None
+        self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: TransactionPort | None = None
     ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
@@ -340,7 +340,7 @@ class Consumer(ClosedAfterAsyncWith):
         await asyncio.gather(*work)
 
     async def acknowledge_cumulative(
-        self, message: Message | MessageId, *, txn: InTransaction | None = None
+        self, message: Message | MessageId, *, txn: TransactionPort | None = None
     ) -> None:
         """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
         CumulativeAcknowledgementNotAllowedError for Shared and KeyShared."""
@@ -384,9 +384,9 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:
         """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
         OperationNotSupported without `enable_retry`."""
-        check_one("message", instance_check(Message, optional=False), message)
-        check_one("delay", DELAY, delay)
-        check_one("properties", PROPERTIES, properties)
+        check_parameter("message", instance_check(Message, optional=False), message)
+        check_parameter("delay", DELAY, delay)
+        check_parameter("properties", PROPERTIES, properties)
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")

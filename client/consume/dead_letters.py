@@ -216,7 +216,7 @@ class DeadLetterProducer:
         if not version or writers is None:
             return None
         await writers.fetch(version)
-        return writers.find_known(version)
+        return writers.find_cached(version)
 
     async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))

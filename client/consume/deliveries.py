@@ -29,11 +29,11 @@ from ...proto.entry import (
     Encrypt,
     EntryHeader,
     EqualLengthPayloads,
-    broker_part_of,
     declared_messages,
     decode_lazily,
     decode_payload,
     is_intact,
+    parse_broker_part,
     parse_checked_head,
     routing_key,
     single_entry_key,
@@ -45,10 +45,10 @@ from ...proto.routing import sticky_slot
 from ..common.errors import CryptoError
 from ..common.receive_memory import LARGE_BYTES, ReceiveMemory
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerEffect, Grant, ReaderPlace, Redeliver, SendAcks, SendSeek
+from ..core.effects import ConsumerEffect, GrantPermits, ReaderPosition, Redeliver, SendAcks, SendSeek
 from ..core.redelivery import WHOLE, AckGroup, EntrySets
 from ..model.encryption import Decryptor
-from ..model.message import CiphertextMessage, DamagedMessage, Message, Origin, ReceivedEntry
+from ..model.message import CiphertextMessage, DamagedMessage, Message, ReceivedEntry, ReceivingConsumer
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart, first_wanted_id
 from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings, ConsumerType
@@ -63,7 +63,7 @@ SAY_EVERY_S = 10.0
 """Seconds between two log lines that a partition has entries that are not decrypted."""
 
 
-class StaysCompressed(Exception):
+class DecompressionDeferred(Exception):
     """Raised when the memory limit has no room for the decompressed entry; the entry stays compressed."""
 
 
@@ -76,12 +76,12 @@ class Undecryptable(Exception):
         self.cause = cause
 
 
-class Deliveries:
+class DeliveredEntries:
     """The delivered entries of one partition: `split_deliveries` splits them into messages, and `take_received`
     returns these messages."""
 
     def __init__(
-        self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
+        self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: ReaderStart | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
@@ -190,16 +190,16 @@ class Deliveries:
         None if the message was not encrypted. Raises CryptoError."""
         return self._decryptor.copy_encryptor(metadata) if metadata.encryption_param else None
 
-    def on_sought(self, to: MessageId | int) -> None:
+    def on_seek_done(self, to: MessageId | int) -> None:
         """Fact: the broker moved the cursor to `to`. `start` becomes the new start of a reader; None if only the
         broker knows the position."""
         self.start = None
-        self.clear_moved()
+        self.clear_dead_lettered()
         if not self._durable and isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
-    def restart_at(self, place: ReaderPlace) -> ReaderStart:
+    def make_reader_start(self, place: ReaderPosition) -> ReaderStart:
         """Returns the start of a reader that reconnects and continues at `place`."""
         if place.taken is not None:
             self.start = ReaderStart(place.taken, False, place.begun)
@@ -226,8 +226,8 @@ class Deliveries:
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
                 )
             elif core.chunks.incomplete:
-                core.on_whole_entry(received.header.producer_name, position, self._clock())
-        except StaysCompressed:
+                core.on_unchunked_entry(received.header.producer_name, position, self._clock())
+        except DecompressionDeferred:
             self._folded.append((entry, position, redelivered, acked))
             return ()
         except CorruptEntry as error:
@@ -274,7 +274,7 @@ class Deliveries:
         return wanted
 
     # ------------------------------------------------------------------------------ what fails, in order
-    def clear_moved(self) -> None:
+    def clear_dead_lettered(self) -> None:
         """Drops the record of messages moved to the dead-letter topic, because the subscription is moved and they are
         delivered again."""
         if self._moved:
@@ -310,7 +310,7 @@ class Deliveries:
         if len(slots) > SLOTS_KNOWN_MAX:
             slots.popitem(last=False)
 
-    def make_waits_test(self, failed: Collection[Position]) -> Callable[[Message], bool]:
+    def make_blocked_filter(self, failed: Collection[Position]) -> Callable[[Message], bool]:
         """Returns a function that says whether a message must wait for one of the failed entries: it belongs to such
         an entry, or comes after it and, where the order is by key, has a key of it. These are exactly the messages
         that the broker takes back."""
@@ -408,16 +408,16 @@ class Deliveries:
 
 
 def decode_messages(
-    consumer: Origin, entry: bytes, position: Position, start: ReaderStart | None, redelivered: int = 0,
+    consumer: ReceivingConsumer, entry: bytes, position: Position, start: ReaderStart | None, redelivered: int = 0,
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
     """Decodes an entry. Returns the entry; its messages for the application, or None for a chunk; and the decrypted
     payload, if the entry was encrypted. `has_room(size)` is asked before a large entry is decompressed. Raises
     CorruptEntry, Undecryptable, StaysCompressed."""
-    index, _, start_at = broker_part_of(entry)
+    index, _, start_at = parse_broker_part(entry)
     header = EntryHeader(*parse_checked_head(entry, start_at))
     if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
-        raise StaysCompressed
+        raise DecompressionDeferred
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
         received.charged -= len(acked)
@@ -493,7 +493,7 @@ def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> It
     """Yields the client's frames that an effect becomes. `durable` (not a reader) and `inclusive` decide how a seek is
     sent."""
     match effect:
-        case Grant(messages):
+        case GrantPermits(messages):
             yield {"permits": messages}
         case SendAcks(group, request_id):
             for ack in make_acks(group, request_id):

@@ -22,22 +22,32 @@ from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.deadlines import DueTimer
-from ..common.errors import AlreadyClosed, PulsarException, translate
+from ..common.errors import AlreadyClosed, PulsarException, translate_error
 from ..common.receive_memory import MemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame
 from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections, TopicSchemas
 from ..core.consumer import ConsumerCore
-from ..core.effects import Answer, Connect, ConsumerEffect, Disconnect, Drop, DropAfter, Finish, ReportSeek, State
+from ..core.effects import (
+    AnswerRequest,
+    Connect,
+    ConsumerEffect,
+    Disconnect,
+    DropBlockedMessages,
+    DropMessages,
+    EndWithError,
+    PartitionClientState,
+    ReportSeek,
+)
 from ..core.redelivery import EntrySets
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from .acknowledgements import AckSender, Pending, ack_place_of, make_core_options
+from .acknowledgements import AckSender, Pending, ack_coordinates_of, make_consumer_options
 from .dead_letters import DeadLetterProducer
-from .deliveries import Deliveries, make_frames
+from .deliveries import DeliveredEntries, make_frames
 from .receiver_queue import ConsumerRequests, ReceiverQueue
 from .transactional_acks import TransactionalAcks
 
@@ -58,8 +68,8 @@ class PartitionConsumer:
         self.topic = topic
         self.is_producer = self.waits = False
         self.schema: Schema = settings.schema
-        self.writers = TopicSchemas(connections, topic)  # messages keep those of their incarnation
-        self.holds_order = settings.redelivery_order == "key"
+        self.writer_schemas = TopicSchemas(connections, topic)  # messages keep those of their incarnation
+        self.must_keep_order = settings.redelivery_order == "key"
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
@@ -78,10 +88,12 @@ class PartitionConsumer:
         self._now = connections.world.clock.monotonic
         self._claim = MemoryClaim(connections.memory, queue_size)
         dead_after = dead_letters.policy.max_redeliver_count if dead_letters is not None else None
-        options = make_core_options(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
+        options = make_consumer_options(
+            settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None
+        )
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
         self.acks = AckSender(settings, self.core, self._wake, self._now)
-        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start,
+        self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_timeout_s,
                                      connections.memory)  # fmt: skip
         self._attachment = Attachment(connections, self)
@@ -112,7 +124,7 @@ class PartitionConsumer:
         if isinstance(message, DamagedMessage):
             raise message.error()
 
-    def on_interrupted(self) -> None:
+    def on_take_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes all that
         `on_taken` appended."""
         self._woken = False
@@ -166,8 +178,8 @@ class PartitionConsumer:
         if core.restart_request:
             core.discard_delivered()
             messages, hidden = [], charged
-        elif self.holds_order and messages and core.has_failed:
-            follows = self.deliveries.make_waits_test(core.failed_positions())
+        elif self.must_keep_order and messages and core.has_failed_entries:
+            follows = self.deliveries.make_blocked_filter(core.failed_positions())
             hidden += sum(message.permits for message in messages if follows(message))
             messages = [message for message in messages if not follows(message)]
         if messages:
@@ -175,7 +187,7 @@ class PartitionConsumer:
         if hidden:
             self._do(core.on_dropped(hidden))
         if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.queued):
-            self._do(core.resize(self._claim.window))
+            self._do(core.resize_queue(self._claim.window))
         if core.has_new_times:
             core.has_new_times = False
             self._timer.set_earlier(core.next_timer_at)
@@ -197,7 +209,7 @@ class PartitionConsumer:
                 self._attachment.on_opened()
                 self.acks.flush()
                 self._do(self.core.on_opened())
-                self.requests.notify_changed()
+                self.requests.notify_state_changed()
                 self.in_transactions.on_connected()
                 if self.on_connected is not None:
                     self.on_connected(self)
@@ -205,7 +217,7 @@ class PartitionConsumer:
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
-                    self.deliveries.clear_moved()
+                    self.deliveries.clear_dead_lettered()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True
@@ -222,18 +234,18 @@ class PartitionConsumer:
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
-        self.writers = TopicSchemas(self._connections, self.topic, self.incarnation)
+        self.writer_schemas = TopicSchemas(self._connections, self.topic, self.incarnation)
         if not before:
             return
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
-            self.core.clear_place()
-            self.deliveries.on_sought(MessageId.earliest)
+            self.core.clear_reader_position()
+            self.deliveries.on_seek_done(MessageId.earliest)
         if self.on_anew is not None:
             self.on_anew(self)
 
     def on_lost(self, error: MagnetarError) -> None:
-        if self.core.state is not State.CLOSED:
+        if self.core.state is not PartitionClientState.CLOSED:
             _LOG.info("%s: the consumer reconnects: %s", self.topic, error)
         self._do(self.core.on_lost(error))
 
@@ -241,7 +253,7 @@ class PartitionConsumer:
     def _do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Drop(give_back):
+                case DropMessages(give_back):
                     freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self)
                     folded = self.deliveries.discard_waiting()
                     if give_back and folded:
@@ -249,19 +261,19 @@ class PartitionConsumer:
                         freed += folded
                     if give_back and freed:
                         self._do(self.core.on_dropped(freed))
-                case DropAfter(failed):
+                case DropBlockedMessages(failed):
                     self._drop_after(failed)
-                case Answer(request_id, error, result):
+                case AnswerRequest(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case ReportSeek(to):
                     self.acks.clear()
-                    self.deliveries.on_sought(to)
+                    self.deliveries.on_seek_done(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
                 case Disconnect():
                     self._attachment.close_at_broker()
-                case Finish(error, topic_is_gone):
-                    self._close_with(translate(error), topic_is_gone=topic_is_gone)
+                case EndWithError(error, topic_is_gone):
+                    self._close_with(translate_error(error), topic_is_gone=topic_is_gone)
                 case _:
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_frames(effect, durable=self._durable, inclusive=inclusive):
@@ -269,7 +281,7 @@ class PartitionConsumer:
         self._timer.set_earlier(self.core.next_timer_at)
 
     def _drop_after(self, failed: Collection[Position]) -> None:
-        follows = self.deliveries.make_waits_test(failed)
+        follows = self.deliveries.make_blocked_filter(failed)
         freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self and follows(message))
         if freed:
             self._do(self.core.on_dropped(freed))
@@ -277,7 +289,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
-        self.core.acknowledge_cumulative(*ack_place_of(which))
+        self.core.acknowledge_cumulative(*ack_coordinates_of(which))
         self._turn()
 
     def send_now(self) -> None:
@@ -312,7 +324,7 @@ class PartitionConsumer:
     def resize_queue(self, queue_size: int) -> None:
         """Sets the size of this partition's receiver queue: its share of the limit for all partitions."""
         self._claim.resize_queue(queue_size)
-        self._do(self.core.resize(self._claim.window))
+        self._do(self.core.resize_queue(self._claim.window))
 
     def discard_messages(self) -> None:
         """Drops the messages that the application has not received, and detaches the consumer from the shared receiver
@@ -320,14 +332,14 @@ class PartitionConsumer:
         self._inbox.discard_matching(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
-    def set_inbox(self, inbox: ReceiverQueue) -> None:
+    def set_receiver_queue(self, inbox: ReceiverQueue) -> None:
         """Puts messages into `inbox` from now on, and moves the waiting messages there."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 
     # ------------------------------------------------------------------------------ the beginning
     def opening_frame(self) -> dict[str, Any]:
-        start = None if self._durable else self.deliveries.restart_at(self.core.reader_place())
+        start = None if self._durable else self.deliveries.make_reader_start(self.core.reader_position())
         request = make_subscribe_frame(self.topic, self._subscription, self.name, self._instance, self._settings, start)
         request.incarnation = self.incarnation
         return {"subscribe": request}
@@ -335,9 +347,9 @@ class PartitionConsumer:
     async def open(self) -> None:
         """Subscribes. Raises a permanent error at once, another error when the operation's deadline passes."""
         self._attachment.open()
-        await self.requests.wait_changed()
+        await self.requests.wait_state_changed()
         if self.core.error is not None:
-            raise translate(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
+            raise translate_error(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
 
     def on_opening_done(self, error: MagnetarError | None) -> None:
         if error is not None:
@@ -349,7 +361,7 @@ class PartitionConsumer:
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
-        self._finish(translate(error))
+        self._finish(translate_error(error))
 
     def _finish(self, error: MagnetarError) -> None:
         self._do(self.core.finish(error))
@@ -360,7 +372,7 @@ class PartitionConsumer:
         self._attachment.close_at_broker()
         self._claim.release()
         self.deliveries.discard_waiting()
-        self.requests.notify_changed()
+        self.requests.notify_state_changed()
         self.in_transactions.fail_all(error)
         if topic_is_gone and self._on_gone is not None:
             self.discard_messages()
@@ -373,7 +385,7 @@ class PartitionConsumer:
     async def close(self) -> None:
         """Sends the waiting acks and closes the consumer at the broker. Returns when the broker has answered both."""
         try:
-            if self.core.state is State.CONNECTED and not self.requests.unsubscribed:
+            if self.core.state is PartitionClientState.CONNECTED and not self.requests.unsubscribed:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                     await self.requests.send_last_acks()
                     await self._attachment.close()

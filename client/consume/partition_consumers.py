@@ -18,12 +18,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from ...proto.names import TopicName
-from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shorten_value
+from ..common.checks import (
+    PUBLISH_TIME,
+    SOUGHT,
+    TIMEOUT_MS,
+    WrongType,
+    check_parameter,
+    check_parameters,
+    shorten_value,
+)
 from ..common.closing import close_all
 from ..common.errors import InvalidMessage, OperationNotSupported
 from ..connect.connections import Connections
 from ..connect.topic_watch import PartitionsWatcher
-from ..core.effects import State
+from ..core.effects import PartitionClientState
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
@@ -60,7 +68,7 @@ class PartitionConsumers:
         self._add(new)
         self._share_out()
         for each in new:
-            each.set_inbox(self.inbox)
+            each.set_receiver_queue(self.inbox)
 
     def _add(self, new: Sequence[PartitionConsumer]) -> None:
         self.all.extend(new)
@@ -121,10 +129,10 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ all of them
     def are_connected(self) -> bool:
-        return all(each.core.state is State.CONNECTED for each in self.all)
+        return all(each.core.state is PartitionClientState.CONNECTED for each in self.all)
 
     def are_closed(self) -> bool:
-        return all(each.core.state is State.CLOSED for each in self.all)
+        return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
         """Moves all partitions to MessageId.earliest, MessageId.latest or a publish time in ms; the id of a message
@@ -132,10 +140,10 @@ class PartitionConsumers:
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
-                check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
+                check_parameters(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
             await _seek(self.all if everywhere else [self.find_by_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
-            check_one("a publish time", PUBLISH_TIME, to)
+            check_parameter("a publish time", PUBLISH_TIME, to)
             await _seek(self.all, to)
         else:
             raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shorten_value(to)}")
@@ -174,10 +182,10 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
         raise errors[0]
 
 
-def check_timeout(timeout_millis: int | None) -> float | None:
+def timeout_to_seconds(timeout_millis: int | None) -> float | None:
     """Checks `timeout_millis` and returns it in seconds; None for None. Raises if it is no valid number of
     milliseconds."""
     if timeout_millis is None:
         return None
-    check_one("timeout_millis", TIMEOUT_MS, timeout_millis)
+    check_parameter("timeout_millis", TIMEOUT_MS, timeout_millis)
     return timeout_millis / 1000

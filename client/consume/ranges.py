@@ -25,11 +25,11 @@ from ..common.errors import AlreadyClosed, CryptoError
 from ..connect.connections import Connections
 from ..model.encryption import Decryptor, KeyReader
 from ..model.message import Message
-from ..model.message_id import KnownId, MessageId
+from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.options import ReaderStart
 from ..model.settings import ConsumerSettings
 from .partition_consumer import PartitionConsumer
-from .partition_consumers import PartitionConsumers, check_timeout
+from .partition_consumers import PartitionConsumers, timeout_to_seconds
 from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
 CHUNK_BYTES = 32 << 20
@@ -79,7 +79,8 @@ class StoredEntry:
         first = last + 1 - len(found)
         return [
             IndexedMessage(
-                first + at, KnownId(self.partition, self.ledger_id, self.entry_id, at if header.batched else -1),
+                first + at, UncheckedMessageId(self.partition, self.ledger_id, self.entry_id,
+                at if header.batched else -1),
                 about.partition_key, properties_of(about), header.publish_time,
                 about.event_time, None if about.null_value else payload,
             )
@@ -123,7 +124,7 @@ class RangeReader:
     ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
         """Reads over one stream. Yields (entries, first index not read yet) as they arrive, until the range or the
         topic ends."""
-        channel = await self._connections.find_owner(topic)
+        channel = await self._connections.find_owner_channel(topic)
         stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
         at, request_id = first, 0
         try:
@@ -276,10 +277,10 @@ class Reader(ClosedAfterAsyncWith):
         """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
         limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
-            check_timeout(timeout_millis)
+            timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
-            message = await self.inbox.take_message(check_timeout(timeout_millis))
+            message = await self.inbox.take_message(timeout_to_seconds(timeout_millis))
         if self._settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
         return self.on_taken(message)

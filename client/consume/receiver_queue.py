@@ -23,14 +23,14 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, SubscriptionNotFound
 from ..common import errors
-from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check
-from ..common.errors import OperationNotSupported, PulsarException, Timeout, translate
+from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check_parameters
+from ..common.errors import OperationNotSupported, PulsarException, Timeout, translate_error
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
-from ..core.effects import ConsumerEffect, State
+from ..core.effects import ConsumerEffect, PartitionClientState
 from ..model.message import Message
 from ..model.message_id import MessageId
-from .acknowledgements import AckSender, Pending, ack_place_of
+from .acknowledgements import AckSender, Pending, ack_coordinates_of
 from .deliveries import make_acks
 
 
@@ -75,7 +75,7 @@ class ReceiverQueue:
         except PulsarException:  # a damaged one
             raise
         except BaseException:
-            message.entry.consumer.on_interrupted()
+            message.entry.consumer.on_take_interrupted()
             message.permits = max(0, message.permits)  # what was given is not given again
             self.messages.appendleft(message)
             self.put(())
@@ -241,7 +241,7 @@ class ConsumerBatchReceivePolicy:
     timeout_ms: int = 100
 
     def __post_init__(self) -> None:
-        check(BATCH_RECEIVE_POLICY, {name: getattr(self, name) for name in BATCH_RECEIVE_POLICY})
+        check_parameters(BATCH_RECEIVE_POLICY, {name: getattr(self, name) for name in BATCH_RECEIVE_POLICY})
         if self.max_num_message <= 0 and self.max_num_bytes <= 0 and self.timeout_ms <= 0:
             raise WrongValue(
                 "a batch receive policy needs at least one of max_num_message, max_num_bytes and timeout_ms above 0"
@@ -407,10 +407,10 @@ class ConsumerRequests:
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Acknowledges messages; returns when this survives a crash of all processes. Raises OperationNotSupported if
         a cumulative acknowledgement would cover a part of a chunked message."""
-        every = [each for one in which for each in self._acks.add_chunks(one)]
+        every = [each for one in which for each in self._acks.with_other_chunks(one)]
         for each in every if cumulative else ():
-            place = ack_place_of(each)[0]
-            if not self._core.cover_cumulatively(place):
+            place = ack_coordinates_of(each)[0]
+            if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
@@ -437,9 +437,9 @@ class ConsumerRequests:
         it again over the next one."""
 
         async def attempt() -> Any:
-            while self._core.state is not State.CONNECTED:
+            while self._core.state is not PartitionClientState.CONNECTED:
                 self.raise_if_closed()
-                await self.wait_changed()
+                await self.wait_state_changed()
             request_id = self._core.register_request()
             answer = self._expect(request_id)
             send(request_id)
@@ -471,18 +471,18 @@ class ConsumerRequests:
         else:
             answer.set_exception(error)
 
-    async def wait_changed(self) -> None:
+    async def wait_state_changed(self) -> None:
         """Waits until the consumer becomes connected, or is closed or has failed."""
         if self._changed is None:
             self._changed = self._loop.create_future()
         await asyncio.shield(self._changed)
 
-    def notify_changed(self) -> None:
+    def notify_state_changed(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)
 
     def raise_if_closed(self) -> None:
         if self._core.error is not None:
-            error = translate(self._core.error)
+            error = translate_error(self._core.error)
             raise type(error)(error.message) from error

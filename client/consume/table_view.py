@@ -25,9 +25,9 @@ from typing import Any
 
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
-from ..common.checks import FUNCTION, check_one
+from ..common.checks import FUNCTION, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
-from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
+from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate_error
 from ..common.loggers import is_cancelled, log_foreign_error, reraise_interrupt
 from ..model.message import CiphertextMessage, Message
 from ..model.message_id import MessageId
@@ -138,12 +138,12 @@ class TableView(ClosedAfterAsyncWith):
         """Calls `callback` as `for_each` does, and then for each change. For a deleted key the value is empty, as in
         Pulsar: what the schema decodes from no bytes, b"" or ""; None if the schema cannot decode them."""
         now = self.items()
-        check_one("callback", FUNCTION, callback)
+        check_parameter("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
         return self._each(now, callback)
 
     def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
-        check_one("callback", FUNCTION, callback)
+        check_parameter("callback", FUNCTION, callback)
         outcomes = [callback(key, value) for key, value in items]
         waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
         if waiting:
@@ -174,7 +174,7 @@ class TableView(ClosedAfterAsyncWith):
             await self._on_message(message)
 
     def _broke(self, error: Exception) -> None:
-        self._error = self._error or translate(error)
+        self._error = self._error or translate_error(error)
 
     async def _on_message(self, message: Message) -> None:
         consumer: Any = message.entry.consumer

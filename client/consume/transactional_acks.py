@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionConflict
-from ..common.errors import OperationNotSupported, translate
-from ..common.loggers import run_logged
+from ..common.errors import OperationNotSupported, translate_error
+from ..common.loggers import run_logging_errors
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
-from ..core.effects import State
+from ..core.effects import PartitionClientState
 from ..core.redelivery import AckTracker
-from ..core.transaction import InTransaction, TransactionEndpoint
+from ..core.transaction import TransactionEndpoint, TransactionPort
 from ..model.message import Message, ReceivedEntry
-from .acknowledgements import AckSender, Pending, ack_place_of
+from .acknowledgements import AckSender, Pending, ack_coordinates_of
 from .deliveries import make_acks
 from .receiver_queue import ConsumerRequests
 
@@ -45,7 +45,7 @@ class _Group:
 
     __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
 
-    def __init__(self, txn: InTransaction) -> None:
+    def __init__(self, txn: TransactionPort) -> None:
         self.txn = txn
         self.tracker = AckTracker()
         self.operations = 0
@@ -74,22 +74,22 @@ class TransactionalAcks:
         self._requests = requests
         self._send = send
         self._broke = broke
-        self._groups: dict[InTransaction, _Group] = {}  # of this turn, and what waits for a connection
+        self._groups: dict[TransactionPort, _Group] = {}  # of this turn, and what waits for a connection
         self._again: list[tuple[_Group, wire.Ack]] = []
         self._turn_comes = False
 
     def acknowledge(
-        self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
+        self, txn: TransactionPort, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
         """Acknowledges messages in the transaction `txn`. `waiter` gets the outcome. Before anything is sent, raises
         OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and what
-        `InTransaction.begin_operation` raises."""
+        `TransactionPort.begin_operation` raises."""
         self._requests.raise_if_closed()
-        every = [each for one in which for each in self._acks.add_chunks(one)]
+        every = [each for one in which for each in self._acks.with_other_chunks(one)]
         for each in every if cumulative else ():
-            place = ack_place_of(each)[0]
-            if not self._core.cover_cumulatively(place):
+            place = ack_coordinates_of(each)[0]
+            if not self._core.try_cumulative_ack(place):
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
@@ -97,7 +97,7 @@ class TransactionalAcks:
         if not cumulative and (twice := self._delivered_twice(txn, every)) is not None:
             error = TransactionConflict(f"{twice} was delivered twice, and this transaction acknowledges both")
             txn.on_acknowledged(error)
-            raise translate(error)
+            raise translate_error(error)
         if cumulative:
             txn.register_cumulative_ack(self._deliver_again)
         group = self._groups.get(txn)
@@ -109,9 +109,9 @@ class TransactionalAcks:
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         if not self._turn_comes:
             self._turn_comes = True
-            asyncio.get_running_loop().call_soon(run_logged, self._turn, self._broke)
+            asyncio.get_running_loop().call_soon(run_logging_errors, self._turn, self._broke)
 
-    def _delivered_twice(self, txn: InTransaction, every: Sequence[Pending]) -> Message | None:
+    def _delivered_twice(self, txn: TransactionPort, every: Sequence[Pending]) -> Message | None:
         entries = txn.deliveries.setdefault(self._taken_from, {})
         entry: ReceivedEntry | None = None
         taken: dict[int, object] = {}
@@ -127,7 +127,7 @@ class TransactionalAcks:
 
     def _turn(self) -> None:
         self._turn_comes = False
-        if self._core.state is not State.CONNECTED:
+        if self._core.state is not PartitionClientState.CONNECTED:
             return
         again, self._again = self._again, []
         for group, ack in again:
@@ -152,7 +152,7 @@ class TransactionalAcks:
             self._again.append((group, ack))
             if not isinstance(error, ConnectionLost) and not self._turn_comes:
                 self._turn_comes = True
-                asyncio.get_running_loop().call_later(PAUSE_S, run_logged, self._turn, self._broke)
+                asyncio.get_running_loop().call_later(PAUSE_S, run_logging_errors, self._turn, self._broke)
             return
         group.error = group.error or error
         group.left -= 1
@@ -160,7 +160,9 @@ class TransactionalAcks:
             self._finish_group(group)
 
     def _may_pass(self, error: MagnetarError) -> bool:
-        return self._core.state is not State.CLOSED and (error.retryable or isinstance(error, ConnectionLost))
+        return self._core.state is not PartitionClientState.CLOSED and (
+            error.retryable or isinstance(error, ConnectionLost)
+        )
 
     def _finish_group(self, group: _Group) -> None:
         for waiter in group.waiters:
@@ -168,7 +170,7 @@ class TransactionalAcks:
                 if group.error is None:
                     waiter.set_result(None)
                 else:
-                    waiter.set_exception(translate(group.error))
+                    waiter.set_exception(translate_error(group.error))
         for _ in range(group.operations):
             group.txn.on_acknowledged(group.error)
 

@@ -6,11 +6,11 @@ batch: what was added before it is closed first, so that order is kept. So is wh
 transaction comes, or of none: an entry belongs to one transaction.
 
 **Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
-the broker knows of an earlier life of the producer (`set_known_sequence_id`), and no batch has ids on both sides of the
+the broker knows of an earlier life of the producer (`set_first_sequence_id`), and no batch has ids on both sides of the
 last of those: the broker calls a batch stored or new as a whole. One that is not above all that were given here goes
-back (`Batch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated the
-broker drops it. After a time-out `allow_ids_again` lets the same ids be named again as if they were new, because their
-outcome is unknown.
+back (`OutgoingBatch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated
+the broker drops it. After a time-out `allow_ids_again` lets the same ids be named again as if they were new, because
+their outcome is unknown.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
@@ -20,7 +20,7 @@ duplicate; one that names its own id closes all batches but its own.
     add_message(message, callback)  a message with key, properties, times, …
     close()                         moves what is open to `ready`
 
-Both adds return whether `ready` contains a batch. `encode` turns a batch into the bytes of proto/entry.py.
+Both adds return whether `ready` contains a batch. `encode_batch_entry` turns a batch into the bytes of proto/entry.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.entry import PLAIN_PREFIXES, Encrypt, client_part_of_bytes, encode_batch, encode_entry, item_prefix
+from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, item_prefix, join_client_part
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
-from .transaction import InTransaction
+from .transaction import TransactionPort
 
 Callback = Callable[[Any, Any], object] | None
 """Called with a Result and the MessageId; None: no caller asks."""
@@ -58,7 +58,7 @@ class OutgoingMessage:
     null_key: bool = False  # its pair has None as its key
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
     encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
-    txn: InTransaction | None = None  # it counts when this commits
+    txn: TransactionPort | None = None  # it counts when this commits
     plain: bool = False  # nothing is said of it
 
     @property
@@ -67,13 +67,13 @@ class OutgoingMessage:
         return self.deliver_at is not None or bool(self.replicate_to)
 
 
-class Batch:
+class OutgoingBatch:
     """Messages that become one entry. The batch records them until they have their outcome.
 
     `items` alternate prefix and payload. `message` is set when the message travels unbatched. The producer sets
     `entry` (the encoded entry), `born`, `chunks`, `connections` (over how many the entry was published) and `waiters`
-    (for its outcome). A message in chunks has one `Batch` per chunk; the last of them has the callback, and all share
-    the list `chunks` of the positions at which chunks are stored.
+    (for its outcome). A message in chunks has one `OutgoingBatch` per chunk; the last of them has the callback, and all
+    share the list `chunks` of the positions at which chunks are stored.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Batch:
         self.connections = 0
         self.chunks: list[Position] | None = None
         self.waiters: list[Any] | None = None
-        self.txn: InTransaction | None = None
+        self.txn: TransactionPort | None = None
 
     @property
     def message_count(self) -> int:
@@ -114,19 +114,19 @@ class Batcher:
     ) -> None:  # fmt: skip
         assert min(messages_max, bytes_max) > 0, "a batch has room for something"
         self.next_sequence_id = next_sequence_id
-        self.ready: deque[Batch] = deque()
+        self.ready: deque[OutgoingBatch] = deque()
         self._given = next_sequence_id - 1  # the highest id
         self._known = -1  # the highest id of an earlier life that the broker knows
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._batching = batching
         self._key_based = key_based
-        self._open: Batch | None = None
-        self._by_key: dict[bytes, Batch] = {}
+        self._open: OutgoingBatch | None = None
+        self._by_key: dict[bytes, OutgoingBatch] = {}
         self._named = False  # what is open by key has ids that its messages named
-        self._txn: InTransaction | None = None  # of what is open
+        self._txn: TransactionPort | None = None  # of what is open
 
-    def set_known_sequence_id(self, last: int, next_sequence_id: int) -> None:
+    def set_first_sequence_id(self, last: int, next_sequence_id: int) -> None:
         """Sets the first sequence id, after the broker answered that `last` is the highest id that it knows of this
         producer. Must be called before anything is added."""
         self._known = last
@@ -138,14 +138,14 @@ class Batcher:
         if not self.ready and not self.open_message_count:
             self._given = min(self._given, first - 1)
 
-    def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> bool:
+    def add(self, payload: bytes, callback: Callback, txn: TransactionPort | None = None) -> bool:
         if self._key_based:
             return self.add_message(OutgoingMessage(payload, txn=txn), callback)
         if txn is not self._txn:
             self._switch_txn(txn)
         size = len(payload)
         if not self._batching:
-            alone = Batch(self.next_sequence_id)
+            alone = OutgoingBatch(self.next_sequence_id)
             alone.message = OutgoingMessage(payload, txn=txn, plain=True)
             alone.txn = txn
             alone.items, alone.callbacks = [b"", payload], [callback]
@@ -158,7 +158,7 @@ class Batcher:
         if batch is None or batch.size + size > self._bytes_max or not batch.dense:
             if batch is not None:
                 self.ready.append(batch)
-            batch = self._open = Batch(self.next_sequence_id)
+            batch = self._open = OutgoingBatch(self.next_sequence_id)
             batch.txn = txn
         batch.items += (PLAIN_PREFIXES[size], payload)
         batch.callbacks.append(callback)
@@ -172,7 +172,7 @@ class Batcher:
             return True
         return len(self.ready) > 0
 
-    def _switch_txn(self, txn: InTransaction | None) -> None:
+    def _switch_txn(self, txn: TransactionPort | None) -> None:
         self.close()
         self._txn = txn
 
@@ -183,7 +183,7 @@ class Batcher:
         if message.needs_own_entry or goes_back or not self._batching:
             self.close()
             sequence_id = self._take_sequence_id(message)
-            batch = Batch(sequence_id)
+            batch = OutgoingBatch(sequence_id)
             batch.goes_back = goes_back
             batch.message = message
             self._add_to_batch(batch, message, b"", sequence_id, callback)
@@ -251,10 +251,10 @@ class Batcher:
     def _key_of(self, message: OutgoingMessage) -> bytes:
         return message.ordering_key or (message.partition_key or "").encode()
 
-    def _open_batch_of(self, message: OutgoingMessage) -> Batch | None:
+    def _open_batch_of(self, message: OutgoingMessage) -> OutgoingBatch | None:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
-    def _find_fitting_batch(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
+    def _find_fitting_batch(self, message: OutgoingMessage, sequence_id: int) -> OutgoingBatch | None:
         """Returns the open batch for the message; None if there is none. A batch whose ids would then span the last id
         that the broker knows is closed first, and None is returned."""
         batch = self._open_batch_of(message)
@@ -265,13 +265,15 @@ class Batcher:
             return None
         return batch
 
-    def _batch_for(self, batch: Batch | None, message: OutgoingMessage, size: int, sequence_id: int) -> Batch:
+    def _batch_for(
+        self, batch: OutgoingBatch | None, message: OutgoingMessage, size: int, sequence_id: int
+    ) -> OutgoingBatch:
         if batch is not None and batch.size + size > self._bytes_max:
             named = self._named
             self.close()
             batch, self._named = None, named
         if batch is None:
-            batch = Batch(sequence_id)
+            batch = OutgoingBatch(sequence_id)
             if self._key_based:
                 self._by_key[self._key_of(message)] = batch
             else:
@@ -279,7 +281,7 @@ class Batcher:
         return batch
 
     def _add_to_batch(
-        self, batch: Batch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: Callback
+        self, batch: OutgoingBatch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: Callback
     ) -> None:
         if not batch.callbacks:
             batch.key, batch.ordering_key = message.partition_key, message.ordering_key
@@ -333,7 +335,7 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 
 
 def make_entry_metadata(
-    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
+    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
     """Returns the metadata of the batch's entry; if the message travels unbatched, with all fields of that message."""
     metadata = MessageMetadata(
@@ -354,8 +356,8 @@ def make_entry_metadata(
     return metadata
 
 
-def encode(
-    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
+def encode_batch_entry(
+    batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
     """Returns the client-part of the batch's entry."""
@@ -363,7 +365,7 @@ def encode(
     if batch.message is not None:
         if compression or encrypt is not None:
             return encode_entry(metadata, batch.message.payload, encrypt)
-        return client_part_of_bytes(metadata.SerializeToString(), batch.message.payload)
+        return join_client_part(metadata.SerializeToString(), batch.message.payload)
     metadata.highest_sequence_id = batch.highest
     if batch.key is not None:
         metadata.partition_key = batch.key

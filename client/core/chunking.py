@@ -32,7 +32,7 @@ is room the first of these messages is asked for, as far as it came, and so are 
 comes again after twice the time each time, up to GIVEN_BACK_S_MAX, because another consumer may have a part of it: a
 broker delivers it before what is new, of which what is begun may need the next.
 
-A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`ack_limit`).
+A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`cumulative_ack_limit`).
 Guarding tests: tests/client/produce/test_chunking.py, tests/client/core/test_chunks_walk.py.
 """
 
@@ -43,15 +43,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX, compress
-from ...proto.entry import ENTRY_HEAD_BYTES, Encrypt, client_part, parse_header, with_schema_version
+from ...proto.entry import ENTRY_HEAD_BYTES, Encrypt, encode_client_part, parse_header, with_schema_version
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry, MagnetarError, MessageTooLarge
 from ...proto.names import Position
 from ...proto.states import ENTRY_COST_BYTES
 from ..common.errors import CryptoError
-from .batcher import Batch, Callback, encode, make_entry_metadata
+from .batcher import Callback, OutgoingBatch, encode_batch_entry, make_entry_metadata
 from .effects import InvalidContent
-from .transaction import InTransaction
+from .transaction import TransactionPort
 
 CHUNKED_BYTES_MAX = 256 << 20
 """Most bytes of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py).
@@ -86,7 +86,7 @@ def encode_chunks(
     if len(payload) <= payload_bytes_max and size <= entry_bytes_max:
         if encrypt is not None:
             metadata.uncompressed_size = size
-        whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
+        whole = encode_client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
         if len(whole) <= entry_bytes_max:
             return [whole]
     if len(payload) > CHUNKED_BYTES_MAX or metadata.uncompressed_size > UNCOMPRESSED_BYTES_MAX:
@@ -106,7 +106,7 @@ def encode_chunks(
     for number in range(metadata.num_chunks_from_msg):
         metadata.chunk_id = number
         part = payload[number * room : (number + 1) * room]
-        entries.append(client_part(metadata, part if encrypt is None else encrypt(metadata, part)))
+        entries.append(encode_client_part(metadata, part if encrypt is None else encrypt(metadata, part)))
     return entries
 
 
@@ -195,7 +195,7 @@ class ChunkAssembler:
             return ChunkOutcome(None, [*begun.places, place], [])
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
-    def on_entry(self, producer: str, place: Position) -> list[Position]:
+    def on_unrelated_entry(self, producer: str, place: Position) -> list[Position]:
         """Fact: an entry of `producer` arrived that continues none of its incomplete messages. If entries arrive in
         log order, drops these messages and returns the positions of their chunks."""
         if not self.log_order:
@@ -216,7 +216,7 @@ class ChunkAssembler:
                 self._make_room(uuid, outcome)
         return outcome._replace(wanted=wanted)
 
-    def entries_of_message(self, last: Position) -> tuple[Position, ...]:
+    def take_chunk_positions(self, last: Position) -> tuple[Position, ...]:
         """Returns the positions of all chunks of the complete message whose last chunk is at `last`, and stops
         tracking the message; empty if no such message is tracked."""
         begun = self._whole.pop(last, None)
@@ -226,14 +226,14 @@ class ChunkAssembler:
         for last in [each for each in self._whole if each <= place]:
             del self._whole[last]
 
-    def on_given_back(self, last: Position) -> tuple[Position, ...]:
+    def on_redelivery_asked(self, last: Position) -> tuple[Position, ...]:
         """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking it. Returns
         the positions of all its chunks; empty if it is not tracked."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
         self.expect_redelivery(begun.metadata.uuid)
-        return self.entries_of_message(last)
+        return self.take_chunk_positions(last)
 
     def clear(self) -> None:
         """Removes all messages: their chunks will be delivered again, in order."""
@@ -244,7 +244,7 @@ class ChunkAssembler:
         self._whole.clear()
 
     # ------------------------------------------------------------------ questions
-    def times_given_back(self, uuid: str) -> int:
+    def redelivery_asked_count(self, uuid: str) -> int:
         """Returns how often chunks of the message were given back for lack of room, or because its first chunk was
         missing."""
         return self._given_back.get(uuid, 0)
@@ -258,7 +258,7 @@ class ChunkAssembler:
         is none."""
         return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
 
-    def ack_limit(self, place: Position) -> Position:
+    def cumulative_ack_limit(self, place: Position) -> Position:
         """Returns the highest position that a cumulative ack at `place` may cover: before the first chunk of each
         message that is incomplete, or ends after `place`."""
         firsts = [min(begun.places) for begun in self.incomplete.values()]
@@ -270,11 +270,11 @@ class ChunkAssembler:
     def _start_chunked(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
     ) -> ChunkOutcome:
-        outcome = ChunkOutcome(None, self.on_entry(metadata.producer_name, place), [])
+        outcome = ChunkOutcome(None, self.on_unrelated_entry(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             if self._is_redelivered(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
-                    self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
+                    self._remember(self._given_back, metadata.uuid, self.redelivery_asked_count(metadata.uuid) + 1)
                 self._add_waiting(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:
@@ -283,7 +283,7 @@ class ChunkAssembler:
         while not self._has_room(metadata.total_chunk_msg_size):
             uuid = self._choose_evicted(metadata.uuid)
             if uuid is None:
-                self._remember(self._given_back, metadata.uuid, self.times_given_back(metadata.uuid) + 1)
+                self._remember(self._given_back, metadata.uuid, self.redelivery_asked_count(metadata.uuid) + 1)
                 self._add_waiting(metadata.uuid, place, 0)
                 outcome.given_back.append(place)
                 return outcome
@@ -354,7 +354,7 @@ class ChunkAssembler:
 
     def expect_redelivery(self, uuid: str) -> None:
         """Records that a chunk of the message arrived and was not stored here; the broker will deliver it again."""
-        self._remember(self._given_back, uuid, self.times_given_back(uuid))
+        self._remember(self._given_back, uuid, self.redelivery_asked_count(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
         of[uuid] = times
@@ -388,35 +388,35 @@ class PendingEntries:
     __slots__ = ("credit", "sent", "unsent")
 
     def __init__(self) -> None:
-        self.sent: deque[Batch] = deque()
-        self.unsent: deque[Batch] = deque()
+        self.sent: deque[OutgoingBatch] = deque()
+        self.unsent: deque[OutgoingBatch] = deque()
         self.credit = 0
 
     def __bool__(self) -> bool:
         return bool(self.sent or self.unsent)
 
     @property
-    def oldest(self) -> Batch | None:
+    def oldest(self) -> OutgoingBatch | None:
         return self.sent[0] if self.sent else self.unsent[0] if self.unsent else None
 
     @property
-    def youngest(self) -> Batch | None:
+    def youngest(self) -> OutgoingBatch | None:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
-    def add(self, batch: Batch, entries: Sequence[bytes], now: float) -> None:
+    def add(self, batch: OutgoingBatch, entries: Sequence[bytes], now: float) -> None:
         """Adds a batch as unsent. `entries`: its encoded entries; if there are several, they are the chunks of its
         message."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
-            chunk = Batch(batch.sequence_id)
+            chunk = OutgoingBatch(batch.sequence_id)
             chunk.message, chunk.entry, chunk.chunks, chunk.born = batch.message, entry, places, now
             chunk.txn = batch.txn
             self.unsent.append(chunk)
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
 
-    def send_next(self) -> Batch:
+    def send_next(self) -> OutgoingBatch:
         """Moves the oldest unsent entry to the sent ones, deducts its cost from the credit, and returns it. There must
         be an unsent entry, and credit above zero."""
         batch = self.unsent.popleft()
@@ -440,14 +440,14 @@ class PendingEntries:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
-    def take_oldest_message(self) -> list[Batch]:
+    def take_oldest_message(self) -> list[OutgoingBatch]:
         """Removes and returns the oldest entry together with the other chunks of its message."""
-        popped: list[Batch] = []
+        popped: list[OutgoingBatch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
         return popped
 
-    def take_all(self) -> list[Batch]:
+    def take_all(self) -> list[OutgoingBatch]:
         popped = [*self.sent, *self.unsent]
         self.sent.clear()
         self.unsent.clear()
@@ -461,7 +461,7 @@ class PendingEntries:
 
 
 def encode_entries(
-    batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
+    batch: OutgoingBatch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Returns the encoded entries of a batch, each at most `bytes_max` bytes: several chunks only if `chunks_of`, the
@@ -474,7 +474,7 @@ def encode_entries(
         if chunks_of is not None and batch.message is not None:
             metadata = make_entry_metadata(batch, producer_name, wall_ms, compression, schema_version)
             return encode_chunks(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
-        entry = encode(batch, producer_name, wall_ms, compression, encrypt, schema_version)
+        entry = encode_batch_entry(batch, producer_name, wall_ms, compression, encrypt, schema_version)
     except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:
@@ -494,7 +494,7 @@ def make_invalid_content(cause: Exception) -> InvalidContent:
     return error
 
 
-def make_indefinite(error: MagnetarError) -> MagnetarError:
+def make_indefinite_error(error: MagnetarError) -> MagnetarError:
     """Returns `error` for an entry that was published before, changed to not definite: an earlier publish may have
     stored the entry."""
     if not error.definite:
@@ -504,9 +504,9 @@ def make_indefinite(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def make_unbatched(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
+def make_unbatched(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
     """Makes a batch for a message that never reached the batcher, so that the message can get its outcome."""
-    batch = Batch(-1)
+    batch = OutgoingBatch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn
     batch.callbacks.append(callback)

@@ -12,9 +12,9 @@ is not acknowledged is delivered again by the next one. A chunk that is asked fo
 complete does not count as given back. **Reconnect.** An error that may pass and a lost connection open
 the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
 delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
-(`ReaderPlace`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what
-was acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there
-again after a reconnect, and gets its first permits when that is answered: only the broker knows that place.
+(`ReaderPosition`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and
+what was acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent
+there again after a reconnect, and gets its first permits when that is answered: only the broker knows that place.
 **Requests** get exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `permits.used`
 may be called from any thread. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
 tests/client/core/test_permits.py.
@@ -43,21 +43,21 @@ from .chunking import (
 )
 from .effects import (
     FINAL,
-    Answer,
+    AnswerRequest,
     Connect,
     ConsumerEffect,
     ConsumerOptions,
     Disconnect,
-    Drop,
-    DropAfter,
-    Finish,
-    Grant,
-    ReaderPlace,
+    DropBlockedMessages,
+    DropMessages,
+    EndWithError,
+    GrantPermits,
+    PartitionClientState,
+    ReaderPosition,
     Redeliver,
     ReportSeek,
     SendAcks,
     SendSeek,
-    State,
 )
 from .failover import Backoff
 from .redelivery import (
@@ -134,7 +134,7 @@ class ConsumerCore:
     def __init__(
         self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
     ) -> None:
-        self.state = State.OPENING
+        self.state = PartitionClientState.OPENING
         self.error: MagnetarError | None = None  # it is finished
         self.delivered = 0  # messages that the application got, or will get
         self.last_taken: Any = None  # readers only: the last message that the application has
@@ -167,21 +167,21 @@ class ConsumerCore:
         self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
 
     # ------------------------------------------------------------------------------ the connection
-    def reader_place(self) -> ReaderPlace:
-        return ReaderPlace(self.last_taken, self._begun)
+    def reader_position(self) -> ReaderPosition:
+        return ReaderPosition(self.last_taken, self._begun)
 
-    def clear_place(self) -> None:
+    def clear_reader_position(self) -> None:
         """Clears the position at which a reader continues: its topic was created again, and the reader has read
         nothing of the new one."""
         self.last_taken = self._begun = None
 
     def on_opened(self) -> list[ConsumerEffect]:
-        if self.state is State.CLOSED:
+        if self.state is PartitionClientState.CLOSED:
             return []
-        self.state = State.CONNECTED
+        self.state = PartitionClientState.CONNECTED
         self._backoff.reset()
         self._delivered_before = self.delivered
-        effects: list[ConsumerEffect] = [Drop(give_back=False)]
+        effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self.discard_delivered()
         self._send_acks(effects)
         first = self.permits.start_stream()
@@ -190,24 +190,24 @@ class ConsumerCore:
             self._first_permits = first
             effects += self.seek(self.register_request(), self._time)
         else:
-            effects.append(Grant(first))
+            effects.append(GrantPermits(first))
         return effects
 
     def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
         """Fact: the connection broke, the broker closed the consumer, or an attempt to open it again failed."""
-        if self.state is State.CLOSED:
+        if self.state is PartitionClientState.CLOSED:
             return []
         alone = self._options.ends_with_topic
         if isinstance(error, TopicNotFound) and alone:
-            return [Drop(give_back=False), *self.finish(error, topic_is_gone=True)]
+            return [DropMessages(give_back=False), *self.finish(error, topic_is_gone=True)]
         if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
             return self.finish(error)
-        self.state = State.RECONNECTING
+        self.state = PartitionClientState.RECONNECTING
         first = self.chunks.first_position()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
         self.discard_delivered()
-        effects: list[ConsumerEffect] = [Drop(give_back=False)]
+        effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(Connect(self._backoff.next_s()))
         return effects
@@ -221,14 +221,14 @@ class ConsumerCore:
 
     def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
-        self.state = State.CLOSED
+        self.state = PartitionClientState.CLOSED
         if self.error is None:
             self.error = error
         self.ack_due = self._tick_due = self._chunk_due = None
         self._nacks.clear()
         self._pieces.clear()
         self._fail_requests(self.error, effects)
-        effects.append(Finish(self.error, topic_is_gone))
+        effects.append(EndWithError(self.error, topic_is_gone))
         return effects
 
     # ------------------------------------------------------------------------------ what comes
@@ -240,8 +240,8 @@ class ConsumerCore:
         self._grant(effects)
         return effects
 
-    def resize(self, queue_size: int) -> list[ConsumerEffect]:
-        self.permits.resize(queue_size)
+    def resize_queue(self, queue_size: int) -> list[ConsumerEffect]:
+        self.permits.resize_queue(queue_size)
         return self.on_dropped(0)
 
     def is_dead_letter(self, redelivery_count: int) -> bool:
@@ -258,7 +258,7 @@ class ConsumerCore:
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
-        self._settle_chunks(outcome, now, self.chunks.times_given_back(metadata.uuid))
+        self._settle_chunks(outcome, now, self.chunks.redelivery_asked_count(metadata.uuid))
         if self._chunk_due is None and self.chunks.incomplete:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
@@ -286,10 +286,10 @@ class ConsumerCore:
         if permits:
             self.permits.count_used(permits, self.permits.stream)
 
-    def on_whole_entry(self, producer: str, place: Position, now: float) -> None:
+    def on_unchunked_entry(self, producer: str, place: Position, now: float) -> None:
         """Fact: an entry of `producer` arrived that is not a chunk. Incomplete messages of that producer that will
         never be completed are dropped."""
-        self._settle_chunks(ChunkOutcome(None, self.chunks.on_entry(producer, place), []), now)
+        self._settle_chunks(ChunkOutcome(None, self.chunks.on_unrelated_entry(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
         for place in outcome.dropped:
@@ -328,7 +328,7 @@ class ConsumerCore:
         if self._pieces.watched:
             self._pieces.discard(place)
 
-    def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
+    def acknowledge_batch_indexes(self, place: Position, bits: int, messages: int, size: int) -> None:
         """Acknowledges several messages of one entry: bit i of `bits` is batch index i. `messages`: the number of set
         bits; `size`: the number of messages in the entry."""
         self._acks.acknowledge_bits(place, bits, messages, size)
@@ -355,7 +355,7 @@ class ConsumerCore:
             self._pieces.discard_up_to(place)
         self._unacked.discard_up_to(place)
 
-    def cover_cumulatively(self, place: Position) -> bool:
+    def try_cumulative_ack(self, place: Position) -> bool:
         """Whether a cumulative ack may cover the entry at `place`. If so, chunked messages up to it count as
         acknowledged."""
         covered = self._floor(place) == place
@@ -364,7 +364,7 @@ class ConsumerCore:
         return covered
 
     def _floor(self, place: Position) -> Position:
-        return self._withheld.ack_limit(self.chunks.ack_limit(place))
+        return self._withheld.ack_limit(self.chunks.cumulative_ack_limit(place))
 
     def on_acknowledged_elsewhere(self, place: Position) -> None:
         """Fact: a separate request acknowledges the entry at `place`. Stops the entry's ack time-out."""
@@ -387,10 +387,10 @@ class ConsumerCore:
         waiting messages are discarded, and so are those that arrive before the broker's answer (`failed_positions`). An
         entry with a dead letter in flight is asked for only after that is acknowledged, or the broker would count one
         redelivery more."""
-        if self.state is not State.CONNECTED:
+        if self.state is not PartitionClientState.CONNECTED:
             self.failed.clear()
             return
-        effects.append(DropAfter(tuple(self.failed)))
+        effects.append(DropBlockedMessages(tuple(self.failed)))
         for place in self.failed:
             self._unacked.discard(place)
         asked: EntrySets = {}
@@ -415,7 +415,7 @@ class ConsumerCore:
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
-    def has_failed(self) -> bool:
+    def has_failed_entries(self) -> bool:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
@@ -423,14 +423,14 @@ class ConsumerCore:
         the application has seen nothing, whose redelivery is not counted. `in_order`: deliveries in flight, which the
         broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
-        if self.state is State.CONNECTED:
+        if self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             if untouched:
                 effects.append(Redeliver(untouched, counted=False))
             if in_order:
                 self.restart_request = self.register_request()
             effects.append(Redeliver(None, request_id=self.restart_request))
-            effects.append(Drop(give_back=True))  # permits last: the oldest first
+            effects.append(DropMessages(give_back=True))  # permits last: the oldest first
             self.discard_delivered()
             self._grant(effects)
         return effects
@@ -445,9 +445,9 @@ class ConsumerCore:
         self._grant(effects)
         if self._acks.pending_messages >= GROUP_MESSAGES:
             self._send_acks(effects)
-        elif self._acks.pending_messages and self.ack_due is None and self.state is State.CONNECTED:
+        elif self._acks.pending_messages and self.ack_due is None and self.state is PartitionClientState.CONNECTED:
             self.ack_due = now + GROUP_S
-        if self._unacked and self._tick_due is None and self.state is not State.CLOSED:
+        if self._unacked and self._tick_due is None and self.state is not PartitionClientState.CLOSED:
             self._tick_due = now + UNACKED_TICK_S
         return effects
 
@@ -477,7 +477,7 @@ class ConsumerCore:
             late_places = self._unacked.take_due(now)
             self._free(self._withheld.on_redelivery_asked(late_places))
             for place in late_places:
-                for ledger_id, entry_id in (place, *self.chunks.on_given_back(place)):
+                for ledger_id, entry_id in (place, *self.chunks.on_redelivery_asked(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
         for given_back in (self._nacks, self._pieces):
@@ -490,19 +490,19 @@ class ConsumerCore:
     def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect], *, counted: bool = True) -> None:
         if entries and counted and self._options.failure_blocks:
             self.failed.update(positions_of(entries))
-        elif entries and self.state is State.CONNECTED:
+        elif entries and self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
-        if self.state is State.CONNECTED and self._acks.pending_messages:
+        if self.state is PartitionClientState.CONNECTED and self._acks.pending_messages:
             self.ack_due = None
             effects.append(SendAcks(self._acks.take_group(), request_id))
 
     def _grant(self, effects: list[ConsumerEffect]) -> None:
         granted = self.permits.grant()
-        if granted and self.state is State.CONNECTED:
-            effects.append(Grant(granted))
+        if granted and self.state is PartitionClientState.CONNECTED:
+            effects.append(GrantPermits(granted))
 
     # ------------------------------------------------------------------------------ requests
     def register_request(self) -> int:
@@ -525,7 +525,7 @@ class ConsumerCore:
         """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
         durable; 0 if no acks wait."""
         effects: list[ConsumerEffect] = []
-        if not self._acks.pending_messages or self.state is not State.CONNECTED:
+        if not self._acks.pending_messages or self.state is not PartitionClientState.CONNECTED:
             return 0, effects
         request_id = self.register_request()
         self._send_acks(effects, request_id)
@@ -547,7 +547,7 @@ class ConsumerCore:
                 why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
                 return [Disconnect(), *self.on_lost(why)]
         self._requests.remove(request_id)
-        effects.append(Answer(request_id, error, result))
+        effects.append(AnswerRequest(request_id, error, result))
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
@@ -557,9 +557,9 @@ class ConsumerCore:
         self._pieces.clear()
         self.last_taken = self._begun = None
         self._time = to if isinstance(to, int) and not self._options.durable else None
-        effects += (Drop(give_back=True), ReportSeek(to))
+        effects += (DropMessages(give_back=True), ReportSeek(to))
         if self._first_permits:
-            effects.append(Grant(self._first_permits))
+            effects.append(GrantPermits(self._first_permits))
             self._first_permits = 0
         self._grant(effects)
 
@@ -567,7 +567,7 @@ class ConsumerCore:
         self._seek, self.restart_request = None, 0
         self._failing.clear()
         self.failed.clear()
-        effects += (Answer(each, error) for each in sorted(self._requests))
+        effects += (AnswerRequest(each, error) for each in sorted(self._requests))
         self._requests.clear()
 
     def check(self) -> None:
@@ -578,6 +578,6 @@ class ConsumerCore:
         self._unacked.check()
         self.chunks.check()
         self._backoff.check()
-        assert self.state is State.CONNECTED or not self._requests, "a request has a connection"
+        assert self.state is PartitionClientState.CONNECTED or not self._requests, "a request has a connection"
         assert self._seek is None or self._seek[0] in self._requests, "the seek under way is a request"
         assert not self.restart_request or self.restart_request in self._requests, "what comes again is asked for"

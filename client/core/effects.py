@@ -1,5 +1,5 @@
-"""The options and effects of the cores of producers and consumers, and what both cores share: `State` and
-`ErrorLogThrottle`. Options are what a core gets when it is made; effects are what it asks its driver to do.
+"""The options and effects of the cores of producers and consumers, and what both cores share: `PartitionClientState`
+and `ErrorLogThrottle`. Options are what a core gets when it is made; effects are what it asks its driver to do.
 
 A driver does the effects of a fact at once, in order.
 """
@@ -26,7 +26,7 @@ from ...proto.errors import (
     Unauthorized,
 )
 from ...proto.names import Position
-from .batcher import Batch
+from .batcher import OutgoingBatch
 from .redelivery import AckGroup, EntrySets
 
 
@@ -41,7 +41,7 @@ class Connect(NamedTuple):
     after_s: float
 
 
-class Finish(NamedTuple):
+class EndWithError(NamedTuple):
     """Effect: end the producer or consumer for good with `error`."""
 
     error: MagnetarError
@@ -87,7 +87,7 @@ class ReportOutcome(NamedTuple):
     """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: it is
     stored, but where is not known."""
 
-    batch: Batch
+    batch: OutgoingBatch
     error: MagnetarError | None
     ledger_id: int = -1
     entry_id: int = -1
@@ -111,7 +111,7 @@ class InvalidContent(MagnetarError):
     definite = True
 
 
-ProducerEffect = Publish | ReportOutcome | EndFlushes | Disconnect | Connect | Warn | Finish
+ProducerEffect = Publish | ReportOutcome | EndFlushes | Disconnect | Connect | Warn | EndWithError
 
 
 # ------------------------------------------------------------------------------ the consumer's
@@ -130,7 +130,7 @@ class ConsumerOptions(NamedTuple):
     ends_with_topic: bool = False  # it ends in silence with its topic
 
 
-class Grant(NamedTuple):
+class GrantPermits(NamedTuple):
     """Effect: grant permits to the broker."""
 
     messages: int
@@ -143,7 +143,7 @@ class SendAcks(NamedTuple):
     request_id: int  # 0: no answer is wanted
 
 
-class DropAfter(NamedTuple):
+class DropBlockedMessages(NamedTuple):
     """Effect: discard the waiting messages of the entries `failed`, and those that must follow these entries; the
     broker takes all of them back and delivers them again."""
 
@@ -171,14 +171,14 @@ class ReportSeek(NamedTuple):
     to: Any
 
 
-class Drop(NamedTuple):
+class DropMessages(NamedTuple):
     """Effect: discard the messages that wait for the application. With `give_back` the driver must pass their permits
     to `ConsumerCore.on_dropped`."""
 
     give_back: bool
 
 
-class Answer(NamedTuple):
+class AnswerRequest(NamedTuple):
     """Effect: answer a request of the application."""
 
     request_id: int
@@ -186,7 +186,7 @@ class Answer(NamedTuple):
     result: Any = None
 
 
-class ReaderPlace(NamedTuple):
+class ReaderPosition(NamedTuple):
     """The position at which a reader continues: after the message `taken` (None: at the reader's start). `begun`: the
     first chunk of the messages that the reader has read in part; None: there are none."""
 
@@ -195,7 +195,17 @@ class ReaderPlace(NamedTuple):
 
 
 ConsumerEffect = (
-    Grant | SendAcks | Redeliver | SendSeek | ReportSeek | Drop | DropAfter | Answer | Disconnect | Connect | Finish
+    GrantPermits
+    | SendAcks
+    | Redeliver
+    | SendSeek
+    | ReportSeek
+    | DropMessages
+    | DropBlockedMessages
+    | AnswerRequest
+    | Disconnect
+    | Connect
+    | EndWithError
 )
 
 
@@ -243,7 +253,7 @@ class ErrorLogThrottle:
 # The states of one partition's producer or consumer.
 
 
-class State(Enum):
+class PartitionClientState(Enum):
     """The state of one partition's producer or consumer."""
 
     OPENING = auto()

@@ -1,5 +1,5 @@
 """The choice between several clusters (`FailoverCore`, for AutoClusterFailover). Also two other choices of a client:
-the pause before the next attempt (`Backoff`), and the partition of a message (`Router`).
+the pause before the next attempt (`Backoff`), and the partition of a message (`PartitionRouter`).
 
     core = FailoverCore(3, failover_after=2, back_after=1)
     core.on_tried([False, True, True])    which clusters answered in this round; returns the one to use now
@@ -110,7 +110,7 @@ class PartitionsRoutingMode(ClientEnum):
     CustomPartition = 2
 
 
-class Router:
+class PartitionRouter:
     """Chooses the partition of each message of one producer. `window_s`, `messages_max` and `bytes_max` are those of
     batching: in RoundRobin a partition is kept for one such window. With `window_s` 0 the partition changes with each
     message."""
@@ -134,7 +134,7 @@ class Router:
     def partitions(self) -> int:
         return self._partitions
 
-    def set_partitions(self, partitions: int) -> None:
+    def set_partition_count(self, partitions: int) -> None:
         """Sets the number of partitions. It must not be smaller than before."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions

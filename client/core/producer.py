@@ -19,7 +19,7 @@ be stored in its place.
 PRODUCER_FINAL finishes it. The error of a refused publish that was sent again is remembered, as the reason of a later
 time-out (client/core/effects.py).
 
-**Late opening.** A producer that is opened with its first message (`wait_for_messages`) keeps messages as they are
+**Late opening.** A producer that is opened with its first message (`delay_opening`) keeps messages as they are
 until it knows what the broker has; then they get their ids (`_admit`).
 
 **Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards what they touch. All
@@ -37,12 +37,12 @@ from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
 from ..common.receive_memory import SendMemory
-from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode
+from .batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
 from .chunking import (
     CHUNKED_BYTES_MAX,
     PendingEntries,
     encode_entries,
-    make_indefinite,
+    make_indefinite_error,
     make_invalid_content,
     make_unbatched,
 )
@@ -53,13 +53,13 @@ from .effects import (
     Connect,
     Disconnect,
     EndFlushes,
+    EndWithError,
     ErrorLogThrottle,
-    Finish,
+    PartitionClientState,
     ProducerEffect,
     ProducerOptions,
     Publish,
     ReportOutcome,
-    State,
     Warn,
 )
 from .failover import Backoff
@@ -77,7 +77,7 @@ class ProducerCore:
         that all producers of the client share; None: no limit."""
         self.memory = memory
         self.name = name
-        self.state = State.OPENING
+        self.state = PartitionClientState.OPENING
         self.pending = 0  # messages without an outcome, those that wait for their batch included
         self.max_pending = max_pending
         self.stored = 0  # messages
@@ -160,7 +160,7 @@ class ProducerCore:
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """Adds an entry that is already encoded. Must be called before the producer is opened, or between two calls of
         `publish_ready`."""
-        batch = Batch(sequence_id)
+        batch = OutgoingBatch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
         self._batcher.ready.append(batch)
@@ -169,9 +169,10 @@ class ProducerCore:
     def encode_message(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
         """Returns the encoded entry of a message that a broker will publish later. Raises MessageTooLarge if it is
         above the topic's limit, and other errors if the message cannot be encoded."""
-        batch = Batch(0)
+        batch = OutgoingBatch(0)
         batch.message = message
-        entry = encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
+        entry = encode_batch_entry(batch, self.name, wall_ms, self._options.compression,
+            message.encrypt or self._options.encrypt,
                        schema_version)  # fmt: skip
         if len(entry) > self._entry_max:
             size, limit = len(entry), self._entry_max
@@ -186,13 +187,13 @@ class ProducerCore:
         return AddResult.FULL if self.error is None and self.closing is None else AddResult.CLOSED
 
     # ------------------------------------------------------------------------------ what is to be sent
-    def wait_for_messages(self) -> None:
+    def delay_opening(self) -> None:
         """Delays opening the producer until there is a message: the first `publish_ready` after a message was added
         returns Connect."""
         self._early = deque()
 
     @property
-    def waits_for_messages(self) -> bool:
+    def is_opening_delayed(self) -> bool:
         return self._early is not None and not self.connections
 
     def publish_ready(self, now: float, wall_ms: int) -> list[ProducerEffect]:
@@ -265,7 +266,7 @@ class ProducerCore:
                 break
             with self.lock:  # a thread adds first, then sets `urgent`: of what is not open yet the haste is to come
                 is_open = self._batcher.is_open
-                waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`wants_flush`)
+                waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`must_publish`)
                 self.urgent = waits
                 if is_open and not waits:
                     self._batcher.close()
@@ -273,7 +274,7 @@ class ProducerCore:
                 break
         self._publish(effects)
 
-    def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
+    def _encode(self, batch: OutgoingBatch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
         entries = self.error or encode_entries(
             batch, self.name, wall_ms, self._options.compression, self._entry_max,
             chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
@@ -286,7 +287,7 @@ class ProducerCore:
 
     def _publish(self, effects: list[ProducerEffect]) -> None:
         entries = self._entries
-        if self.state is State.CONNECTED:
+        if self.state is PartitionClientState.CONNECTED:
             while entries.unsent and entries.credit > 0:
                 effects.append(Publish(entries.send_next().entry))
 
@@ -303,12 +304,12 @@ class ProducerCore:
         """Fact: the producer is open at its broker. `last_sequence_id`: the highest that the broker knows of a
         producer of this name; -1: none."""
         effects: list[ProducerEffect] = []
-        if self.state is State.CLOSED:
+        if self.state is PartitionClientState.CLOSED:
             return effects
-        if self.state is State.OPENING:
+        if self.state is PartitionClientState.OPENING:
             self.name = name
             initial = self._options.initial_sequence_id
-            self._batcher.set_known_sequence_id(
+            self._batcher.set_first_sequence_id(
                 last_sequence_id, (last_sequence_id if initial is None else initial) + 1
             )
             if initial is None:
@@ -319,7 +320,7 @@ class ProducerCore:
         if schema_version and self.schema_version and schema_version != self.schema_version:
             self._entries.replace_schema_version(self.schema_version, schema_version)
         self.schema_version = schema_version
-        self.state = State.CONNECTED
+        self.state = PartitionClientState.CONNECTED
         self._entries.credit = credit
         self._backoff.reset()
         self._admit(effects)
@@ -354,7 +355,7 @@ class ProducerCore:
     def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Fact: the connection broke, the broker closed the producer, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
-        if self.state in (State.CLOSED, State.CLOSING):
+        if self.state in (PartitionClientState.CLOSED, PartitionClientState.CLOSING):
             return effects
         if (text := self._reasons.admit(error, now)) is not None:
             effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
@@ -364,13 +365,13 @@ class ProducerCore:
         return effects
 
     def _reconnect(self, effects: list[ProducerEffect]) -> None:
-        if self.state is not State.CLOSING:
-            self.state = State.RECONNECTING
+        if self.state is not PartitionClientState.CLOSING:
+            self.state = PartitionClientState.RECONNECTING
             self._entries.on_disconnected()
             effects.append(Connect(self._backoff.next_s()))
 
     # ------------------------------------------------------------------------------ outcomes
-    def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
+    def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:
         """Removes and returns the oldest entry if this receipt is for it. Otherwise returns None; the caller must then
         pass the receipt to `on_receipt`."""
         sent = self._entries.sent
@@ -410,7 +411,7 @@ class ProducerCore:
         if sent and sent[0].sequence_id == sequence_id:
             why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
             for batch in self._entries.take_oldest_message():
-                self._settle(batch, why if batch.connections <= 1 else make_indefinite(why), effects)
+                self._settle(batch, why if batch.connections <= 1 else make_indefinite_error(why), effects)
         return effects
 
     def on_publish_delayed(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
@@ -430,7 +431,7 @@ class ProducerCore:
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
-    def wants_flush(self) -> bool:
+    def must_publish(self) -> bool:
         """Whether the driver must call `publish_ready` because open batches waited for earlier entries (`urgent`), and
         all of these have outcomes now."""
         return self.urgent and not self._entries and not self.publish_wanted
@@ -446,7 +447,7 @@ class ProducerCore:
             effects.append(Disconnect())
             self._reconnect(effects)
 
-    def _settle(self, batch: Batch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
+    def _settle(self, batch: OutgoingBatch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
         with self.lock:
             self.pending -= batch.message_count
         self._free(batch.payload_bytes)
@@ -468,12 +469,12 @@ class ProducerCore:
     def begin_closing(self) -> None:
         """Enters the state CLOSING: after a lost connection the producer is not opened again. All messages must have
         outcomes."""
-        self.state = State.CLOSING
+        self.state = PartitionClientState.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
         """Ends the producer for good; messages without an outcome get this error."""
         effects: list[ProducerEffect] = []
-        self.state = State.CLOSED
+        self.state = PartitionClientState.CLOSED
         with self.lock:
             if self.error is None:
                 self.error = error
@@ -488,18 +489,20 @@ class ProducerCore:
             if message is not None
         )
         for batch in waiting:
-            self._settle(batch, make_indefinite(error) if batch.connections else error, effects)
+            self._settle(batch, make_indefinite_error(error) if batch.connections else error, effects)
         flushes = [waiter for message, waiter in early or () if message is None]
-        return [*effects, EndFlushes(flushes), Finish(error)]
+        return [*effects, EndFlushes(flushes), EndWithError(error)]
 
     def check(self) -> None:
         self._batcher.check()
         self._backoff.check()
         self._entries.check()
         sent, unsent = self._entries.sent, self._entries.unsent
-        assert not sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
+        assert not sent or self.state in (PartitionClientState.CONNECTED, PartitionClientState.CLOSING), (
+            "what is sent has a connection"
+        )
         counted = self._batcher.open_message_count + sum(message is not None for message, _ in self._early or ())
         counted += sum(batch.message_count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"
-        if self.state is State.CLOSED:
+        if self.state is PartitionClientState.CLOSED:
             assert not counted, "a finished producer has told every outcome"

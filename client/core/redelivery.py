@@ -328,7 +328,7 @@ class Permits:
             self.at_broker = self._size
             return self._size
 
-    def resize(self, queue_size: int) -> None:
+    def resize_queue(self, queue_size: int) -> None:
         """Changes the size of the receiver queue; the next grants make up for the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size

@@ -14,9 +14,9 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
 **Operations.** A send or an acknowledgement belongs to the transaction from `begin_operation`, or from when a producer
-counted it in its `SendAllowance`, to its outcome. `commit` waits for all of them (`ReportIdle` is the effect of the
-last one), so the coordinator is told the receipts of all. One that failed makes the transaction abort: its message may
-be stored, and would be shown.
+counted it in its `SendAllowance`, to its outcome. `commit` waits for all of them (`ReportOperationsDone` is the effect
+of the last one), so the coordinator is told the receipts of all. One that failed makes the transaction abort: its
+message may be stored, and would be shown.
 **Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
 no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
 -1 entries: every entry of the transaction counts, and each of them has its receipt.
@@ -47,7 +47,7 @@ from ..common.errors import (
     TransactionConflict,
     TransactionEnded,
     TransactionFenced,
-    translate,
+    translate_error,
 )
 
 MESSAGES_MAX = 1_000_000
@@ -83,7 +83,7 @@ class EndKind(Enum):
     PREPARE = 2
 
 
-class Receipts(NamedTuple):
+class TopicReceipts(NamedTuple):
     """What a transaction has at one topic. `entries`: the number of entries with a receipt, of which `last` is the
     last position; 0: it only acknowledged there; -1: every entry of the transaction counts."""
 
@@ -97,10 +97,10 @@ class EndTransaction(NamedTuple):
     `on_unanswered`."""
 
     verb: EndKind
-    participants: tuple[Receipts, ...]
+    participants: tuple[TopicReceipts, ...]
 
 
-class ReportIdle(NamedTuple):
+class ReportOperationsDone(NamedTuple):
     """Effect: report that every operation has its outcome, so that the waiting commit goes on."""
 
 
@@ -111,7 +111,7 @@ class ReportEnd(NamedTuple):
     error: PulsarException | None
 
 
-TransactionEffect = EndTransaction | ReportIdle | ReportEnd
+TransactionEffect = EndTransaction | ReportOperationsDone | ReportEnd
 
 
 class TransactionEndpoint(Protocol):
@@ -132,7 +132,7 @@ class SendAllowance:
 
     __slots__ = ("allowed", "left", "lock", "txn")
 
-    def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
+    def __init__(self, txn: TransactionPort, lock: AbstractContextManager[Any]) -> None:
         """Makes a share. `lock`: the lock of the producer."""
         self.txn = txn
         self.lock = lock
@@ -151,7 +151,7 @@ class SendAllowance:
             return self.allowed
 
 
-class InTransaction:
+class TransactionPort:
     """A transaction, as seen by the producers and consumers that send and acknowledge in it. Base class of the
     transactions of asyncio and of blocking programs."""
 
@@ -339,12 +339,12 @@ class TransactionCore:
 
     def _set_failure(self, error: MagnetarError) -> None:
         if self.failure is None:
-            self.failure = translate(error)
+            self.failure = translate_error(error)
 
     def _check_idle(self) -> list[TransactionEffect]:
         if self._waiting and self._begun == self._over:
             self._waiting = False
-            return [ReportIdle()]
+            return [ReportOperationsDone()]
         return []
 
     # ------------------------------------------------------------------------------ the end
@@ -415,15 +415,17 @@ class TransactionCore:
 
     def _on_refused(self, error: MagnetarError) -> list[TransactionEffect]:
         if self.state is TransactionState.ABORTING and not self._was_prepared:  # it was never committed, and cannot be
-            known = self.error if self.error is not None or not isinstance(error, WireFenced) else translate(error)
+            known = (
+                self.error if self.error is not None or not isinstance(error, WireFenced) else translate_error(error)
+            )
             return self._set_ended(TransactionState.ABORTED, known)
         if isinstance(error, WireAborted | WireConflict | WireFenced):
-            found = translate(error)
+            found = translate_error(error)
             if isinstance(found, TransactionConflict):
                 found = make_aborted_error(self.txn, "conflict", found)
             return self._set_ended(TransactionState.ABORTED, found)
         if error.definite and not error.retryable:
-            return self._set_ended(TransactionState.ERROR, translate(error))
+            return self._set_ended(TransactionState.ERROR, translate_error(error))
         return self.on_unanswered()
 
     def on_unanswered(self) -> list[TransactionEffect]:
@@ -441,8 +443,8 @@ class TransactionCore:
             self.state, self.error = state, error
         return [ReportEnd(error)]
 
-    def _participants(self) -> tuple[Receipts, ...]:
-        return tuple(Receipts(topic, count, self._last[topic]) for topic, count in self._entries.items())
+    def _participants(self) -> tuple[TopicReceipts, ...]:
+        return tuple(TopicReceipts(topic, count, self._last[topic]) for topic, count in self._entries.items())
 
     def _reason(self) -> PulsarException:
         assert self.failure is not None, "an operation failed"

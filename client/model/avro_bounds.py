@@ -44,7 +44,7 @@ def _inner(schema: Any) -> list[Any]:
     return [schema[each] for each in ("items", "values") if each in schema]
 
 
-def needs_check(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
+def must_check_payload(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
     """Whether payloads of this type must be checked before fastavro decodes them: the type contains itself, or items
     of an array may take no bytes."""
     if isinstance(schema, str):
@@ -54,7 +54,7 @@ def needs_check(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()
             return True
         if "name" in schema:
             around = (*around, schema["name"])
-    return any(needs_check(each, names, around) for each in _inner(schema))
+    return any(must_check_payload(each, names, around) for each in _inner(schema))
 
 
 def _may_be_empty(schema: Any, names: dict[str, Any], around: tuple[str, ...]) -> bool:
@@ -144,7 +144,7 @@ class CheckedSchema:
     def __init__(self, schema: Any) -> None:
         self.schema = schema
         names = named_types(schema)
-        self._names = names if needs_check(schema, names) else None
+        self._names = names if must_check_payload(schema, names) else None
 
     def check(self, payload: bytes) -> None:
         """Raises InvalidMessage if the payload is nested too deeply, declares more items than it can contain, or does

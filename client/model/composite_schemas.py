@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum
 from typing import Any
 
-from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, key_value, pair_of
+from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, join_key_value, split_key_value
 from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
 from .avro_bounds import CheckedSchema
@@ -233,7 +233,7 @@ class KeyValueSchema(Schema):
 
     def info(self) -> SchemaInfo:
         bytes_ = SchemaInfo(type=SchemaType.NONE, name="BYTES")
-        return key_value(self._key.info() or bytes_, self._value.info() or bytes_, separated=self.separated)
+        return join_key_value(self._key.info() or bytes_, self._value.info() or bytes_, separated=self.separated)
 
     def _check(self, value: object) -> None:
         if not isinstance(value, tuple) or len(value) != 2:
@@ -350,7 +350,7 @@ class AutoConsumeSchema(Schema):
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:
         """Decodes a pair; of a SEPARATED one only the value, because its key is the key of the message."""
-        halves = pair_of(writer)
+        halves = split_key_value(writer)
         if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
             return self.decode_written(payload, halves.value)
         key, value = KeyValueSchema(BytesSchema(), BytesSchema()).decode(payload)

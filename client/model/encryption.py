@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
+from ...proto.entry import Encrypt, encode_client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
-from ..common.checks import PATH, check, shorten_value
+from ..common.checks import PATH, check_parameters, shorten_value
 from ..common.errors import CryptoError, OperationNotSupported
 from ..common.loggers import reraise_interrupt
 
@@ -228,7 +228,7 @@ class CryptoKeyReader:
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
         """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
-        check(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
+        check_parameters(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path
 
@@ -421,7 +421,7 @@ class Decryptor:
         metadata.ClearField("encryption_param")
         metadata.ClearField("encryption_algo")
         start = len(entry) - len(split_broker_part(entry)[2])
-        return entry[:start] + client_part(metadata, payload)
+        return entry[:start] + encode_client_part(metadata, payload)
 
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
         """Returns a function that encrypts a copy of a message so that the readers of the message can read it: with

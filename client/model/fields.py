@@ -32,7 +32,7 @@ class DefinedTypes:
     def __init__(self) -> None:
         self._defined: dict[str, type] = {}
 
-    def is_new(self, name: str, kind: type) -> bool:
+    def register_if_new(self, name: str, kind: type) -> bool:
         """Registers the name; returns whether it is new, so that the type must be defined here. Raises InvalidMessage
         if another type has that name."""
         known = self._defined.get(name)
@@ -391,6 +391,6 @@ class CustomEnum(Field[V]):
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
         name = self.enum_type.__name__
         full = f"{namespace}.{name}" if namespace else name
-        if not names.is_new(full, self.enum_type):
+        if not names.register_if_new(full, self.enum_type):
             return name
         return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}

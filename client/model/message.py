@@ -20,7 +20,7 @@ from ...proto.schema import SchemaInfo
 from ..common.checks import (
     WrongMessageType,
     WrongMessageValue,
-    check_one,
+    check_parameter,
     instance_check,
     shorten_value,
     whole_number_check,
@@ -28,7 +28,7 @@ from ..common.checks import (
 from ..common.errors import ChecksumError, PulsarException
 from ..common.loggers import log_foreign_error
 from .encryption import EncryptionContext
-from .message_id import KnownId, MessageId
+from .message_id import MessageId, UncheckedMessageId
 from .schema import BytesSchema, Schema
 
 
@@ -36,11 +36,11 @@ class SchemasByVersion(Protocol):
     """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
 
     def get_schema(self, version: bytes) -> SchemaInfo: ...
-    def find_known(self, version: bytes) -> SchemaInfo | None: ...
+    def find_cached(self, version: bytes) -> SchemaInfo | None: ...
     async def fetch(self, version: bytes) -> None: ...
 
 
-class Origin(Protocol):
+class ReceivingConsumer(Protocol):
     """The consumer of one partition through which an entry came (client/consume/partition_consumer.py)."""
 
     @property
@@ -48,11 +48,11 @@ class Origin(Protocol):
     @property
     def schema(self) -> Schema: ...
     @property
-    def writers(self) -> SchemasByVersion | None:
+    def writer_schemas(self) -> SchemasByVersion | None:
         """Returns the schemas of the incarnation of the topic that the consumer reads now."""
         ...
     @property
-    def holds_order(self) -> bool:
+    def must_keep_order(self) -> bool:
         """Whether a failed message blocks those after it. If so, the redelivery count of a batch applies only to its
         first message that is not acknowledged."""
         ...
@@ -62,7 +62,7 @@ class Origin(Protocol):
         granted again."""
         ...
 
-    def on_interrupted(self) -> None:
+    def on_take_interrupted(self) -> None:
         """Fact: Ctrl-C interrupted `on_taken`."""
         ...
 
@@ -95,9 +95,11 @@ class ReceivedEntry:
         "writers",
     )  # fmt: skip
 
-    def __init__(self, consumer: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
+    def __init__(
+        self, consumer: ReceivingConsumer, header: EntryHeader, position: Position, index: int, redelivered: int
+    ) -> None:
         self.consumer = consumer
-        self.writers = consumer.writers
+        self.writers = consumer.writer_schemas
         self.header = header
         self.ledger_id, self.entry_id = position
         self.position = position
@@ -238,7 +240,7 @@ class Message:
     def redelivery_count(self) -> int:
         """Returns how often the broker delivered the message before; 0: this is the first time."""
         entry = self.entry
-        if entry.redelivery_count and entry.consumer.holds_order and self.batch_index > entry.first_index:
+        if entry.redelivery_count and entry.consumer.must_keep_order and self.batch_index > entry.first_index:
             return 0
         return entry.redelivery_count
 
@@ -265,7 +267,8 @@ class Message:
         """Returns the id of the message, for `acknowledge`, `seek`, and the start of a reader."""
         entry = self.entry
         topic = entry.consumer.topic
-        return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
+        return UncheckedMessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size,
+            topic.full,
                        entry.chunks)  # fmt: skip
 
     def __repr__(self) -> str:
@@ -287,7 +290,7 @@ class DamagedMessage(Message):
 
     __slots__ = ("_cause", "_id")
 
-    def __init__(self, consumer: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
+    def __init__(self, consumer: ReceivingConsumer, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
         received = ReceivedEntry(consumer, EntryHeader(MessageMetadata(), 0), position, -1, 0)
         received.charged = charged
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
@@ -321,13 +324,13 @@ class MessageBatch:
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
         """Sets the ledger, entry and partition of the messages' ids."""
-        check_one("msg_id", instance_check(MessageId, optional=False), msg_id)
+        check_parameter("msg_id", instance_check(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
         """Returns the `size` messages of a batch."""
-        check_one("size", whole_number_check(1, MESSAGES_MAX), size)
+        check_parameter("size", whole_number_check(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
@@ -343,7 +346,7 @@ class MessageBatch:
         ]
 
 
-class _Unconnected(Origin):
+class _Unconnected(ReceivingConsumer):
     """The origin of messages that no consumer received: it has nothing to acknowledge and no permits."""
 
     def __init__(self, partition: int) -> None:
@@ -359,15 +362,15 @@ class _Unconnected(Origin):
         return self._schema
 
     @property
-    def writers(self) -> None:
+    def writer_schemas(self) -> None:
         return None
 
     @property
-    def holds_order(self) -> bool:
+    def must_keep_order(self) -> bool:
         return False
 
     def on_taken(self, message: Message) -> None: ...
-    def on_interrupted(self) -> None: ...
+    def on_take_interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
     def copy_encryptor(self, message: Message) -> None: ...
 

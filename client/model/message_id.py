@@ -19,8 +19,8 @@ from ..common.checks import (
     WrongMessageType,
     WrongMessageValue,
     WrongValue,
-    check,
-    check_one,
+    check_parameter,
+    check_parameters,
     shorten_value,
 )
 
@@ -49,7 +49,7 @@ class MessageId:
         self, partition: Whole = -1, ledger_id: Whole = -1, entry_id: Whole = -1, batch_index: Whole = -1,
         _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
     ) -> None:  # fmt: skip
-        check(
+        check_parameters(
             MESSAGE_ID,
             {"partition": partition, "ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index},
         )
@@ -88,7 +88,7 @@ class MessageId:
 
     def first_chunk_message_id(self) -> MessageId | None:
         """Returns the id of the first chunk of a chunked message; None: the message is one entry."""
-        return KnownId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
+        return UncheckedMessageId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
         """Returns the number of messages in the entry; 0: not known."""
@@ -125,7 +125,7 @@ class MessageId:
         bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shorten_value(message_id_bytes)}")
-        check_one("topic", TEXT_OR_NONE, topic)
+        check_parameter("topic", TEXT_OR_NONE, topic)
         try:
             data = MessageIdData.FromString(bytes(message_id_bytes))
         except DecodeError as error:
@@ -148,7 +148,7 @@ class MessageId:
     def parse(text: Text) -> MessageId:
         """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`. Raises InvalidMessage if the text is none
         of these."""
-        check_one("text", TEXT, text)
+        check_parameter("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
         except MagnetarError as error:
@@ -164,7 +164,7 @@ class MessageId:
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
         """Returns the id that a broker sent."""
-        return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
+        return UncheckedMessageId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
         """Returns the numbers by which ids are compared: ledger, entry, batch index, partition."""
@@ -199,7 +199,7 @@ class MessageId:
         return f"MessageId({self._ledger_id}:{self._entry_id}:{self._partition}:{self._batch_index})"
 
 
-class KnownId(MessageId):
+class UncheckedMessageId(MessageId):
     """The id of a stored message. Its arguments are not checked, because one is made for each message that is sent or
     received."""
 

@@ -25,12 +25,12 @@ from ..common.checks import (
     REDELIVERY_ORDER,
     TEXT_OR_NONE,
     YES_OR_NO,
-    Check,
+    ParameterCheck,
     Table,
     WrongValue,
     enum_check,
-    has_methods,
     instance_check,
+    methods_check,
     to_plain_text,
     whole_number_check,
 )
@@ -95,8 +95,10 @@ PRODUCER: Table = {
     "message_router": CALLBACK,
     "initial_subscription_name": TEXT_OR_NONE,
     "encryption_key": NAME._replace(allowed_text="a name, or None", optional=True),
-    "encryption_keys": Check("a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True),
-    "crypto_key_reader": has_methods("get_public_key"),
+    "encryption_keys": ParameterCheck(
+        "a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True
+    ),
+    "crypto_key_reader": methods_check("get_public_key"),
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
@@ -120,16 +122,16 @@ CONSUMER: Table = {
     "batch_index_ack_enabled": YES_OR_NO,
     "regex_subscription_mode": enum_check(RegexSubscriptionMode),
     "dead_letter_policy": instance_check(ConsumerDeadLetterPolicy),
-    "crypto_key_reader": has_methods("get_private_key"),
+    "crypto_key_reader": methods_check("get_private_key"),
     "crypto_failure_action": enum_check(ConsumerCryptoFailureAction),
     "is_pattern_topic": YES_OR_NO,
     "replicate_subscription_state_enabled": YES_OR_NO,
-    "negative_ack_redelivery_backoff": has_methods("next"),
-    "ack_timeout_redelivery_backoff": has_methods("next"),
+    "negative_ack_redelivery_backoff": methods_check("next"),
+    "ack_timeout_redelivery_backoff": methods_check("next"),
     "ack_receipt_enabled": YES_OR_NO,
     "enable_retry": YES_OR_NO,
     "priority_level": whole_number_check(0),
-    "consumer_event_listener": has_methods("became_active", "became_inactive"),
+    "consumer_event_listener": methods_check("became_active", "became_inactive"),
     "isolation": ISOLATION,
     "redelivery_order": REDELIVERY_ORDER,
 }
@@ -149,8 +151,8 @@ def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, A
     return {name: to_plain_text(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
-def client_settings(options: Mapping[str, Any]) -> ClientSettings:
-    checks.check(checks.CLIENT, options)
+def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
+    checks.check_parameters(checks.CLIENT, options)
     check_logger(options.get("logger"))
     warn_of_tuning(options)
     return ClientSettings(
@@ -169,8 +171,8 @@ def warn_of_tuning(options: Mapping[str, Any]) -> None:
             _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
 
 
-def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
-    checks.check(PRODUCER, options)
+def make_producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
+    checks.check_parameters(PRODUCER, options)
     found = _without(options)
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
     if key is not None and keys is not None:
@@ -182,8 +184,8 @@ def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     return ProducerSettings(**{**found, "message_routing_mode": mode})
 
 
-def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
-    checks.check(CONSUMER, options)
+def make_consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
+    checks.check_parameters(CONSUMER, options)
     warn_of_tuning(options)
     return ConsumerSettings(**_without(options))
 

@@ -18,7 +18,7 @@ from .avro_bounds import CheckedSchema, named_types
 from .composite_schemas import SINGLE, PreEncodedSchema
 from .schema import fastavro, read_avro
 
-__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "avro_reader", "avro_writer", "named_types"]
+__all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "make_avro_decoder", "make_avro_encoder", "named_types"]
 
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
@@ -35,7 +35,7 @@ def avro_definition(info: SchemaInfo) -> Any:
         raise InvalidSchema(f"the definition of this {info.type.name} schema is no Avro: {error}") from error
 
 
-def avro_reader(writer: Any, reader: Any = None) -> Decode:
+def make_avro_decoder(writer: Any, reader: Any = None) -> Decode:
     """Returns a function that decodes payloads written by the definition `writer` to values of the definition `reader`
     (None: of `writer`). The function raises InvalidMessage for a payload that does not fit `writer`."""
     parsed = CheckedSchema(fastavro().parse_schema(writer))
@@ -43,7 +43,7 @@ def avro_reader(writer: Any, reader: Any = None) -> Decode:
     return lambda payload: read_avro(payload, parsed, own)
 
 
-def avro_writer(definition: Any) -> Encode:
+def make_avro_encoder(definition: Any) -> Encode:
     """Returns a function that encodes values by a definition. The function raises InvalidMessage for a value that does
     not fit."""
     write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)

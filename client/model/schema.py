@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum_check, shorten_value
+from ..common.checks import TEXT, WrongMessageType, WrongValue, check_parameter, enum_check, shorten_value
 from ..common.errors import ClientEnum, InvalidMessage
 from .avro_bounds import CheckedSchema, add_reader_aliases
 from .fields import TextEncoding
@@ -64,9 +64,9 @@ class SchemaDescription:
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
         """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
         another type."""
-        check_one("schema_type", enum_check(SchemaTypeOfClient), schema_type)
-        check_one("name", TEXT, name)
-        check_one("schema", TEXT, schema)
+        check_parameter("schema_type", enum_check(SchemaTypeOfClient), schema_type)
+        check_parameter("name", TEXT, name)
+        check_parameter("schema", TEXT, schema)
         self._type, self._name, self._schema = schema_type, name, schema
 
     @classmethod

@@ -15,7 +15,16 @@ from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, client_name
-from ..common.checks import BACKOFF, DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum_check
+from ..common.checks import (
+    BACKOFF,
+    DEAD_LETTER_POLICY,
+    RANGES,
+    YES_OR_NO,
+    WrongValue,
+    check_parameter,
+    check_parameters,
+    enum_check,
+)
 from ..common.errors import ClientEnum
 from ..core.failover import PartitionsRoutingMode
 from .encryption import KeyReader
@@ -48,7 +57,7 @@ class MultiplierRedeliveryBackoff:
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        check(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
+        check_parameters(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
         if self.min_delay_ms > self.max_delay_ms:
             raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
@@ -230,9 +239,9 @@ class ConsumerKeySharedPolicy:
         allow_out_of_order_delivery: bool = False,
         sticky_ranges: list[tuple[int, int]] | None = None,
     ) -> None:
-        check_one("key_shared_mode", enum_check(KeySharedMode), key_shared_mode)
-        check_one("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
-        check_one("sticky_ranges", RANGES, sticky_ranges)
+        check_parameter("key_shared_mode", enum_check(KeySharedMode), key_shared_mode)
+        check_parameter("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
+        check_parameter("sticky_ranges", RANGES, sticky_ranges)
         self._mode = key_shared_mode
         self._out_of_order = allow_out_of_order_delivery
         _require(sticky_ranges is None or len(sticky_ranges) > 0, "sticky_ranges has at least one range, or is None")
@@ -291,7 +300,7 @@ class ConsumerDeadLetterPolicy:
     retry_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
-        check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+        check_parameters(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
         for name in ("dead_letter_topic", "initial_subscription_name", "retry_letter_topic"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, "")

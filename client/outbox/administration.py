@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Engine, delete, select, update
 
 from ..blocking.client import Client
-from ..blocking.loop_thread import loop_thread
+from ..blocking.loop_thread import shared_loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
-from .relay_core import partition_name, shard_of
+from .relay_core import destination_name, shard_of
 from .rows import OutboxError, RowState, ShardsDiffer, now_ms
-from .sender import Sender
-from .store import Store
+from .sender import RelaySender
+from .store import RelayStore
 from .tables import SQLAlchemyOutbox, translate_errors
 from .values_core import RelaySettings
 
@@ -59,7 +59,7 @@ class OutboxAdmin:
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
         self._rows = outbox.rows
-        self._store = Store(engine, outbox)
+        self._store = RelayStore(engine, outbox)
 
     def create(self) -> None:
         """Creates the tables that are missing. Raises OutboxColumnsMissing if a table of that name lacks columns."""
@@ -86,7 +86,7 @@ class OutboxAdmin:
             found = connection.execute(query).all()
         return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
 
-    def shards(self) -> list[ShardRecord]:
+    def read_shards(self) -> list[ShardRecord]:
         table = self._outbox.shards
         with translate_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table).order_by(table.c.shard)).all()
@@ -95,12 +95,12 @@ class OutboxAdmin:
             ShardRecord(r.shard, r.shards, r.epoch, r.holder, max(0, now - r.seen) / 1000, r.next_seq) for r in found
         ]
 
-    def park(self, ids: Sequence[int]) -> int:
+    def park_rows(self, ids: Sequence[int]) -> int:
         """Parks waiting and refused rows: no relay sends them, and later rows of their keys wait. Returns the number of
         rows that were parked."""
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
-    def revive(self, ids: Sequence[int] | None = None) -> int:
+    def revive_rows(self, ids: Sequence[int] | None = None) -> int:
         """Makes parked and refused rows wait again, and resets their number of attempts. `ids` None: all such rows.
         Returns the number of revived rows."""
         return self._change(
@@ -120,9 +120,9 @@ class OutboxAdmin:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
-    def set_shards(self, shards: int) -> None:
+    def set_shard_count(self, shards: int) -> None:
         """Changes the number of shards of the outbox. Raises ShardsDiffer if a relay runs or rows are claimed."""
-        running = [each for each in self.shards() if each.seen_s * 1000 < ALIVE_MS]
+        running = [each for each in self.read_shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
             raise ShardsDiffer(f"relays of shards {names} run: stop them, and try again 10 s later")
@@ -132,14 +132,14 @@ class OutboxAdmin:
         with translate_errors(), self._engine.begin() as connection:
             connection.execute(update(table).values(shards=shards))
 
-    def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
+    def renumber_shard(self, client: Client, name: str, shard: int) -> dict[str, int]:
         """Renumbers a shard after OutboxBehind or SequencesForgotten: sequence ids continue after the highest that its
         topics know, and claimed rows wait again, so that those that were stored already are stored twice. Fences a
         running relay. Returns the highest id of each destination."""
-        known = [each for each in self.shards() if each.shard == shard]
+        known = [each for each in self.read_shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
-        store = Store(self._engine, self._outbox, shard, known[0].shards)
+        store = RelayStore(self._engine, self._outbox, shard, known[0].shards)
         taken = store.claim_shard("magnetar outbox renumber")
         destinations = {*taken.stored, *(row.destination for row in taken.claimed)}
         for topic in store.topics():
@@ -148,14 +148,14 @@ class OutboxAdmin:
             except (InvalidTopicName, TopicNotFound):  # nothing was ever sent there
                 continue
             partitions = 0 if found == [topic] else len(found)
-            destinations |= {partition_name(topic, number, partitions) for number in range(max(1, partitions))}
+            destinations |= {destination_name(topic, number, partitions) for number in range(max(1, partitions))}
         owned = sorted(each for each in destinations if shard_of(each, known[0].shards) == shard)
         last = self._last_ids(client, name, owned)
         store.renumber(taken.epoch, max([taken.next_seq, *(each + 1 for each in last.values())]), last)
         return last
 
     def _last_ids(self, client: Client, name: str, destinations: Sequence[str]) -> dict[str, int]:
-        sender = Sender(client, name, RelaySettings(), lambda fact: None)
+        sender = RelaySender(client, name, RelaySettings(), lambda fact: None)
 
         async def one(destination: str) -> int:
             producer = await sender.open_producer(destination)
@@ -164,4 +164,4 @@ class OutboxAdmin:
             finally:
                 await producer.close()
 
-        return {each: loop_thread().run(one(each)) for each in destinations}
+        return {each: shared_loop_thread().run(one(each)) for each in destinations}

@@ -9,7 +9,7 @@ a row that was refused before a crash, while later ones were stored, would count
 |---|---|
 | CLOSED | `begin_opening` → OPENING |
 | OPENING | `on_opened` → READY; refused → WAITS |
-| READY | `next_group` → SENDING |
+| READY | `take_next_group` → SENDING |
 | SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
 | RECORDS | the refusal is in the database → READY |
 | WAITS | its time has come → CLOSED |
@@ -30,7 +30,7 @@ ANY = sys.maxsize
 """Value of `last_open` when it is not known what the topic has."""
 
 
-class State(Enum):
+class DestinationStatus(Enum):
     """The state of a destination."""
 
     CLOSED = "no producer"
@@ -46,7 +46,7 @@ class Destination:
 
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name
-        self.state = State.CLOSED
+        self.state = DestinationStatus.CLOSED
         self.queue: deque[ClaimedRow] = deque()
         self.in_flight: tuple[ClaimedRow, ...] = ()
         self.stored = stored  # the highest id that is known to be stored
@@ -71,18 +71,18 @@ class Destination:
     @property
     def may_claim(self) -> bool:
         """Whether more rows may be claimed for the destination: its producer is open, and its queue has room."""
-        open_ = self.state in (State.READY, State.SENDING)
+        open_ = self.state in (DestinationStatus.READY, DestinationStatus.SENDING)
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
     def add(self, row: ClaimedRow) -> None:
         assert row.seq > self.last_claimed_id, "sequence ids of a destination rise"
         self.queue.append(row)
 
-    def next_group(self) -> tuple[ClaimedRow, ...]:
+    def take_next_group(self) -> tuple[ClaimedRow, ...]:
         """Moves the next group of rows to `in_flight` and returns it; returns an empty tuple if nothing can be sent
         now.
         """
-        if self.state is not State.READY or not self.queue:
+        if self.state is not DestinationStatus.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
         size = group[0].size
@@ -91,15 +91,15 @@ class Destination:
             size += self.queue[0].size
             group.append(self.queue.popleft())
         self.in_flight = tuple(group)
-        self.state = State.SENDING
+        self.state = DestinationStatus.SENDING
         return self.in_flight
 
     def start_sending(self, rows: tuple[ClaimedRow, ...]) -> None:
         """Marks `rows` as in flight: this destination's part of a cluster transaction (together_core.py)."""
-        assert self.state is State.READY, "a flight waits until its destinations are ready"
-        self.in_flight, self.state = rows, State.SENDING
+        assert self.state is DestinationStatus.READY, "a flight waits until its destinations are ready"
+        self.in_flight, self.state = rows, DestinationStatus.SENDING
 
-    def end_sending(self, state: State = State.READY) -> None:
+    def end_sending(self, state: DestinationStatus = DestinationStatus.READY) -> None:
         """Ends this destination's part of a cluster transaction that did not store it. The rows are not put back here:
         they belong to their units (together_core.py)."""
         self.in_flight, self.state = (), state
@@ -109,25 +109,25 @@ class Destination:
         """Fact: the producer is open. `last`: the highest sequence id that the topic knows. Returns the rows that are
         stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up
         to `last` are sent again one by one, and the topic drops those that it has stored."""
-        assert self.state is State.OPENING, "it was being opened"
+        assert self.state is DestinationStatus.OPENING, "it was being opened"
         assert not self.in_flight, "nothing is in flight without a producer"
         self.last_open = last
         if not sure:
             self._singles_to = max(self._singles_to, last)
-            self.state, self.error = State.READY, ""
+            self.state, self.error = DestinationStatus.READY, ""
             return []
         found = []
         while self.queue and self.queue[0].seq <= last:
             found.append(self.queue.popleft())
         if found:
             self.stored = found[-1].seq
-        self.state, self.error = State.READY, ""
+        self.state, self.error = DestinationStatus.READY, ""
         return found
 
     def on_group_stored(self) -> tuple[ClaimedRow, ...]:
         done, self.in_flight = self.in_flight, ()
         self.stored = done[-1].seq
-        self.state, self._failed = State.READY, 0
+        self.state, self._failed = DestinationStatus.READY, 0
         return done
 
     def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
@@ -138,28 +138,30 @@ class Destination:
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
             self._singles_to = group[-1].seq
-            self.state = State.READY
+            self.state = DestinationStatus.READY
             return None, []
         row = group[0]
         followers = [each for each in self.queue if row.key is not None and each.key == row.key]
         if followers:
             gone = {each.id for each in followers}
             self.queue = deque(each for each in self.queue if each.id not in gone)
-        self.state = State.RECORDS
+        self.state = DestinationStatus.RECORDS
         return row, followers
 
     def on_refusal_recorded(self) -> None:
         """Fact: the refusal is in the database; the next group may be sent."""
-        if self.state is State.RECORDS:
-            self.state = State.READY
+        if self.state is DestinationStatus.RECORDS:
+            self.state = DestinationStatus.READY
 
-    def back_off(self, error: str, now: float) -> None:
+    def on_producer_failed(self, error: str, now: float) -> None:
         """Fact: the producer ended, or could not be opened. The rows in flight go back to the front of the queue, and
         the producer is opened again after a pause."""
-        assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
+        assert self.state in (DestinationStatus.OPENING, DestinationStatus.SENDING), (
+            "it was being opened, or a group was in flight"
+        )
         self.queue.extendleft(reversed(self.in_flight))
         self.in_flight = ()
-        self.state, self.error = State.WAITS, error
+        self.state, self.error = DestinationStatus.WAITS, error
         self.due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._failed, 20))
         self._failed += 1
 
@@ -168,14 +170,14 @@ class Destination:
         pause. If not `sure`, the transaction may be committed."""
         self.in_flight = ()
         self.last_open = self.last_open if sure else ANY
-        self.back_off(error, now)
+        self.on_producer_failed(error, now)
 
     def begin_opening(self, now: float) -> bool:
         """Returns whether the producer must be opened now; if so, the state changes to OPENING."""
-        if self.state is State.WAITS and now >= self.due:
-            self.state = State.CLOSED
-        if self.state is State.CLOSED:
-            self.state = State.OPENING
+        if self.state is DestinationStatus.WAITS and now >= self.due:
+            self.state = DestinationStatus.CLOSED
+        if self.state is DestinationStatus.CLOSED:
+            self.state = DestinationStatus.OPENING
             return True
         return False
 
@@ -183,7 +185,9 @@ class Destination:
         ids = [row.seq for row in (*self.in_flight, *self.queue)]
         assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
         assert not ids or ids[0] > self.stored, "what is stored is not sent again"
-        assert bool(self.in_flight) == (self.state is State.SENDING), "a group is in flight exactly while it is sent"
+        assert bool(self.in_flight) == (self.state is DestinationStatus.SENDING), (
+            "a group is in flight exactly while it is sent"
+        )
 
 
 def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:

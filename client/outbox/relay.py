@@ -30,20 +30,20 @@ from ...runtime.clock import SystemClock
 from ..blocking.client import Client
 from .relay_core import RelayCore
 from .rows import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
-from .sender import Fact, Sender
-from .store import Lag, Store
+from .sender import Fact, RelaySender
+from .store import Lag, RelayStore
 from .tables import SQLAlchemyOutbox
 from .values_core import (
     DatabaseTurn,
     Effect,
-    Find,
-    Open,
+    FindTopics,
+    OpenDestination,
     RelaySettings,
-    Resolve,
+    ResolveTopic,
     RunTurn,
-    Send,
     SendInTransaction,
-    Stop,
+    SendRows,
+    StopRelay,
 )
 
 _LOG = logging.getLogger("magnetar.outbox")
@@ -52,7 +52,7 @@ STANDBY_S = 10.0
 _clock = SystemClock()
 
 
-class HasTables(Protocol):
+class TablesProvider(Protocol):
     """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
@@ -73,7 +73,7 @@ class Relay:
     """
 
     def __init__(
-        self, client: Client, engine: Engine, outbox: HasTables, shard: int = 0, shards: int = 1, *,
+        self, client: Client, engine: Engine, outbox: TablesProvider, shard: int = 0, shards: int = 1, *,
         name: str | None = None, standby: bool = False, settings: RelaySettings | None = None, atomic: bool = False,
     ) -> None:  # fmt: skip
         if not 0 <= shard < shards:
@@ -87,12 +87,12 @@ class Relay:
         self._outbox = outbox
         self._shard, self._shards = shard, shards
         self._settings = settings or RelaySettings()
-        self._store = Store(engine, outbox.tables(), shard, shards)
+        self._store = RelayStore(engine, outbox.tables(), shard, shards)
         self._standby = standby
         self._atomic = atomic
         self._facts: SimpleQueue[Fact | None] = SimpleQueue()
         self._core: RelayCore | None = None
-        self._sender: Sender | None = None
+        self._sender: RelaySender | None = None
         self._phase = "new"
         self._trouble = ""  # what it waits for
         self._stop = threading.Event()
@@ -182,19 +182,19 @@ class Relay:
         self._facts = SimpleQueue()  # what concerns an earlier life is not told to this one
         facts = self._facts
         core = RelayCore(self._shard, self._shards, self._settings, name=self.name, atomic=self._atomic)
-        sender = Sender(self._client, self.name, self._settings, facts.put)
+        sender = RelaySender(self._client, self.name, self._settings, facts.put)
         self._core, self._sender = core, sender
         self._phase, self._trouble = "running", ""
         self._ready.set()
         try:
-            self._run_effects(core, sender, core.on_claimed(taken, _clock.monotonic()))
+            self._run_effects(core, sender, core.on_shard_claimed(taken, _clock.monotonic()))
             self._run_steps(core, sender, facts)
         finally:
             self._before = self._counters()
             self._core = self._sender = None
             sender.close()
 
-    def _run_steps(self, core: RelayCore, sender: Sender, facts: SimpleQueue[Fact | None]) -> None:
+    def _run_steps(self, core: RelayCore, sender: RelaySender, facts: SimpleQueue[Fact | None]) -> None:
         ends_at = float("inf")
         while True:
             now = _clock.monotonic()
@@ -204,30 +204,30 @@ class Relay:
             if core.stopping and (core.is_idle or now >= ends_at):
                 return
             try:
-                fact = facts.get(timeout=max(0.0, min(core.due, ends_at) - now))
+                fact = facts.get(timeout=max(0.0, min(core.next_timer_at, ends_at) - now))
             except Empty:
                 self._run_effects(core, sender, core.run_timers(_clock.monotonic()))
                 continue
             if fact is not None:
                 self._run_effects(core, sender, fact(core, _clock.monotonic()))
 
-    def _run_effects(self, core: RelayCore, sender: Sender, effects: list[Effect]) -> None:
+    def _run_effects(self, core: RelayCore, sender: RelaySender, effects: list[Effect]) -> None:
         left = deque(effects)
         while left:
             match left.popleft():
-                case Send(destination, rows):
+                case SendRows(destination, rows):
                     sender.send(destination, rows)
                 case SendInTransaction(parts):
                     sender.send_in_transaction(parts)
                 case RunTurn(turn):
                     left.extend(self._transact(core, turn))
-                case Open(destination):
+                case OpenDestination(destination):
                     sender.open(destination)
-                case Resolve(topic):
-                    sender.resolve(topic)
-                case Find():
+                case ResolveTopic(topic):
+                    sender.start_resolving_topic(topic)
+                case FindTopics():
                     left.extend(self._find(core))
-                case Stop(error):
+                case StopRelay(error):
                     raise self._why(core, error)
 
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
@@ -253,8 +253,8 @@ class Relay:
             topics = self._store.topics()
         except OutboxUnreachable as error:
             self._log_trouble(error)
-            return core.on_find_failed(_clock.monotonic())
-        return core.on_found(topics, _clock.monotonic())
+            return core.on_topic_search_failed(_clock.monotonic())
+        return core.on_topics_found(topics, _clock.monotonic())
 
     def _log_trouble(self, error: OutboxUnreachable) -> None:
         if not self._trouble:

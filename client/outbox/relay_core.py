@@ -1,8 +1,8 @@
 """The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
 seconds of one clock that does not go back.
 
-Facts in (`on_claimed`, `on_found`, `on_resolved`, `on_opened`, `on_group_done`, `on_turn_committed`, …), effects out
-(values_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
+Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_done`, `on_turn_committed`,
+…), effects out (values_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
 So no two relays ever send to one destination, and the producer there can be exclusive.
@@ -36,26 +36,26 @@ from zlib import crc32
 
 from ...proto.errors import MagnetarError
 from ...proto.names import parse_number
-from .destination_core import Destination, State
+from .destination_core import Destination, DestinationStatus
 from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 from .together_core import AtomicUnits
 from .values_core import (
     NONE,
-    Claim,
     ClaimedRow,
     ClaimedShard,
+    ClaimRequest,
     DatabaseTurn,
     Effect,
-    Failure,
-    Find,
-    Open,
-    Outcome,
+    FindTopics,
+    OpenDestination,
+    RefusedRow,
     RelaySettings,
-    Resolve,
+    ResolveTopic,
+    RowsOutcome,
     RunTurn,
-    Send,
     SendInTransaction,
-    Stop,
+    SendRows,
+    StopRelay,
 )
 
 
@@ -69,7 +69,7 @@ def shard_of(destination: str, shards: int) -> int:
     return (crc32(topic.encode()) + number) % shards
 
 
-def partition_name(topic: str, partition: int, partitions: int) -> str:
+def destination_name(topic: str, partition: int, partitions: int) -> str:
     """Returns the name of the destination for `partition` of `topic`: the topic's own name if `partitions` is 0."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
@@ -116,13 +116,13 @@ class RelayCore:
         self._finding = False
         self._delete: list[int] = []
         self._stored: dict[str, int] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[RefusedRow] = []
         self._release: list[ClaimedRow] = []
         self._ours_wanted: dict[str, int] = {}
         self._first: frozenset[str] | None = None  # the topics that were found first
 
     # ------------------------------------------------------------------------------ facts
-    def on_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
+    def on_shard_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
         """Fact: this relay has claimed the shard. Restores the claimed rows; their destinations are opened next, to
         learn what they have stored."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
@@ -142,7 +142,7 @@ class RelayCore:
         if self.atomic_units is not None:
             self.atomic_units.add(rows)
 
-    def on_found(self, topics: Sequence[str], now: float) -> list[Effect]:
+    def on_topics_found(self, topics: Sequence[str], now: float) -> list[Effect]:
         """Fact: rows wait for `topics`. Adds the topics that are new."""
         self._finding = False
         self._find_due = now + self._settings.find_s
@@ -152,23 +152,23 @@ class RelayCore:
             self._first = frozenset(topics)  # what is wrong with them is said at once, and not by a growing lag
         return self.run_timers(now)
 
-    def on_find_failed(self, now: float) -> list[Effect]:
+    def on_topic_search_failed(self, now: float) -> list[Effect]:
         self._finding = False
         self._find_due = now + 1.0
         return []
 
-    def on_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
+    def on_topic_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
         """Fact: `topic` has `partitions` partitions (0: it is not partitioned), and its deduplication is on."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
         known.due = now + self._settings.refresh_s
         for number in self._owned(topic):
-            self._destination(partition_name(topic, number, known.partitions))
+            self._destination(destination_name(topic, number, known.partitions))
         self._claim_due = min(self._claim_due, now)
         return self.run_timers(now)
 
-    def on_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
+    def on_topic_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
         """Fact: `topic` could not be resolved. The cluster is asked again later; until then the relay uses what it
         knows of the topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row
         of that topic is claimed until the policy is on again."""
@@ -211,42 +211,42 @@ class RelayCore:
             f" magnetar outbox renumber --shard {self.shard}"
         )
 
-    def on_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
+    def on_producer_open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
         self._put_off(self.destinations[destination], error, now)
         return []
 
-    def on_group_done(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
+    def on_group_done(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
         """Fact: the group of rows in flight to `destination` has its outcome."""
         at = self.destinations[destination]
         match outcome:
-            case Outcome.STORED:
+            case RowsOutcome.STORED:
                 for row in at.on_group_stored():
                     self._on_stored(row, at)
-            case Outcome.ROW_REFUSED:
+            case RowsOutcome.ROW_REFUSED:
                 self._on_refused(at, error, now)
-            case Outcome.PUT_OFF | Outcome.UNKNOWN:
+            case RowsOutcome.PUT_OFF | RowsOutcome.UNKNOWN:
                 self._put_off(at, error, now)
         return self.run_timers(now)
 
-    def on_transaction_done(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
+    def on_transaction_done(self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
         """Fact: the cluster transaction in flight has its outcome. `failed`: the destinations whose producers ended; if
         it is empty, no single destination failed, and all of them are opened again after a pause."""
         together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}
-        if outcome is Outcome.STORED:
+        if outcome is RowsOutcome.STORED:
             for at in flying.values():
                 at.on_group_stored()
             for row in together.take_stored():
                 self._on_stored(row, flying[row.destination])
-        elif outcome is Outcome.ROW_REFUSED and not together.is_outcome_unknown:
+        elif outcome is RowsOutcome.ROW_REFUSED and not together.is_outcome_unknown:
             for at in flying.values():
                 at.end_sending()
             if unit := together.take_refused():
                 self._unit_refused(unit, error)
         else:
             together.put_back()
-            sure = outcome is not Outcome.UNKNOWN
+            sure = outcome is not RowsOutcome.UNKNOWN
             for at in flying.values():
                 if sure and failed and at.name not in failed:
                     at.end_sending()
@@ -259,7 +259,7 @@ class RelayCore:
         """Records that `unit` was refused: the whole unit waits or is parked. The units after it give their sequence
         ids back, because they may contain rows of the same keys."""
         for row in unit:
-            self.destinations[row.destination].end_sending(State.RECORDS)
+            self.destinations[row.destination].end_sending(DestinationStatus.RECORDS)
         attempts = max(row.attempts for row in unit)
         for row in unit:
             self._on_row_failed(row._replace(attempts=attempts), error)
@@ -269,7 +269,7 @@ class RelayCore:
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """Closes a destination for a pause. It is opened again only after a later turn has confirmed that this relay
         still has the shard, because opening a producer would fence that of a newer relay."""
-        at.back_off(error, now)
+        at.on_producer_failed(error, now)
         self._ours_wanted[at.name] = self._begun
 
     def _may_open(self, at: Destination) -> bool:
@@ -294,7 +294,7 @@ class RelayCore:
         wait = min(self._settings.retry_last_s, self._settings.retry_first_s * 2 ** min(row.attempts, 30))
         self.refused_rows += 1
         self.parked_rows += parked
-        self._failures.append(Failure(row, error, parked, wait))
+        self._failures.append(RefusedRow(row, error, parked, wait))
 
     def on_turn_committed(
         self, turn: DatabaseTurn, rows: Sequence[ClaimedRow], next_seq: int, now: float
@@ -361,7 +361,7 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ effects
     def run_timers(self, now: float) -> list[Effect]:
-        """Returns the effects that are due at `now`. The driver must call it again when `due` is reached."""
+        """Returns the effects that are due at `now`. The driver must call it again when `next_timer_at` is reached."""
         if self.stopped is not None:
             return []
         effects: list[Effect] = []
@@ -381,17 +381,17 @@ class RelayCore:
     def _open_and_send(self, effects: list[Effect], now: float) -> None:
         if not self._finding and now >= self._find_due:
             self._finding = True
-            effects.append(Find())
+            effects.append(FindTopics())
         for topic, known in self.topics.items():
             if not known.asked and now >= known.due:
                 known.asked = True
-                effects.append(Resolve(topic))
+                effects.append(ResolveTopic(topic))
         for each in self.destinations.values():
             if self._may_open(each) and each.begin_opening(now):
-                effects.append(Open(each.name))
-            if group := each.next_group():
+                effects.append(OpenDestination(each.name))
+            if group := each.take_next_group():
                 self.sent_rows += len(group)
-                effects.append(Send(each.name, group))
+                effects.append(SendRows(each.name, group))
         if self.atomic_units is not None:
             self._start_transaction(self.atomic_units, effects)
 
@@ -420,10 +420,10 @@ class RelayCore:
     def _ours_due(self) -> float:
         """Returns the earliest time at which a destination is to be opened that needs a turn first (`_may_open`);
         infinity if there is none."""
-        waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
+        waiting = (each for each in self.destinations.values() if each.state is DestinationStatus.WAITS)
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
-    def _claim(self) -> Claim | None:
+    def _claim(self) -> ClaimRequest | None:
         if self.atomic_units is not None and not self.atomic_units.may_claim:
             return None
         topics = {}
@@ -433,13 +433,13 @@ class RelayCore:
             free = tuple(
                 number
                 for number in self._owned(topic)
-                if self.destinations[partition_name(topic, number, known.partitions)].may_claim
+                if self.destinations[destination_name(topic, number, known.partitions)].may_claim
             )
             if free:
                 topics[topic] = (known.partitions, free)
         settings = self._settings
         units = self.atomic_units is not None
-        return Claim(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
+        return ClaimRequest(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
 
     def _owned(self, topic: str) -> list[int]:
         """Returns the numbers of the partitions of a topic that belong to this shard; [0] stands for a topic without
@@ -448,7 +448,7 @@ class RelayCore:
         if partitions == NONE:
             return []
         numbers = range(max(1, partitions))
-        return [n for n in numbers if shard_of(partition_name(topic, n, partitions), self.shards) == self.shard]
+        return [n for n in numbers if shard_of(destination_name(topic, n, partitions), self.shards) == self.shard]
 
     def _destination(self, name: str) -> Destination:
         if name not in self.destinations:
@@ -457,10 +457,10 @@ class RelayCore:
 
     def _stop(self, error: MagnetarError) -> list[Effect]:
         self.stopped = error
-        return [Stop(error)]
+        return [StopRelay(error)]
 
     @property
-    def due(self) -> float:
+    def next_timer_at(self) -> float:
         """Returns the time at which `run_timers` must be called if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
@@ -468,7 +468,7 @@ class RelayCore:
         if not self.stopping:
             times += [] if self._finding else [self._find_due]
             times += [known.due for known in self.topics.values() if not known.asked]
-            waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
+            waiting = (each for each in self.destinations.values() if each.state is DestinationStatus.WAITS)
             times += [each.due for each in waiting if self._may_open(each)]
         return min(times)
 
@@ -482,7 +482,7 @@ class RelayCore:
             waits = {each.row.destination for each in self._failures}
         else:
             waits = {each.row.destination for each in (*self._failures, *self._turning.failures)}
-        records = {each.name for each in self.destinations.values() if each.state is State.RECORDS}
+        records = {each.name for each in self.destinations.values() if each.state is DestinationStatus.RECORDS}
         assert records == waits, "a destination waits exactly while its refusal is not recorded"
         gone = set(self._delete) | {each.row.id for each in self._failures} | {each.id for each in self._release}
         held = {row.id for each in self.destinations.values() for row in (*each.in_flight, *each.queue)}

@@ -16,7 +16,7 @@ from ...proto.names import TopicName
 from ...proto.routing import key_hash
 from ...proto.schema import SchemaInfo, SchemaType
 from ...runtime.clock import SystemClock
-from ..common.errors import MessageTooBig, translate
+from ..common.errors import MessageTooBig, translate_error
 from ..model.schema import BytesSchema, Schema
 from ..produce.entry_writer import Extras, make_outgoing_message
 
@@ -86,7 +86,7 @@ def new_row(
     try:
         name = TopicName.parse(topic)
     except Exception as error:
-        raise translate(error) from error
+        raise translate_error(error) from error
     given = Extras(dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at)
     schema = schema or _BYTES
     message = make_outgoing_message(value, given, schema, now_ms)

@@ -30,8 +30,8 @@ from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import TopicName
 from ..admin.client import AdminClient
 from ..blocking.client import Client
-from ..blocking.loop_thread import loop_thread
-from ..common.errors import IncompatibleSchema, InvalidMessage, PulsarException, Result, translate
+from ..blocking.loop_thread import shared_loop_thread
+from ..common.errors import IncompatibleSchema, InvalidMessage, PulsarException, Result, translate_error
 from ..core.transaction import TransactionState
 from ..model.composite_schemas import AutoPublishSchema, PreEncodedSchema
 from ..model.message_id import MessageId
@@ -43,7 +43,7 @@ from ..transactions.transaction import Transaction, Transactions
 from .relay_core import RelayCore
 from .rows import DeduplicationOff, KeyForm, parse_schema
 from .together_core import Parts
-from .values_core import ClaimedRow, Effect, Outcome, RelaySettings
+from .values_core import ClaimedRow, Effect, RelaySettings, RowsOutcome
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
@@ -59,7 +59,7 @@ _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedErr
 """Refusals of an entry because of what is in it (docs/design/refusals.md)."""
 
 
-class Sender:
+class RelaySender:
     """Opens the producers of one relay and publishes its rows."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
@@ -77,18 +77,18 @@ class Sender:
         self._named = False  # the transactions' name is this sender's
 
     # ------------------------------------------------------------------------------ topics
-    def resolve(self, topic: str) -> None:
-        loop_thread().start_soon(self._resolve(topic))
+    def start_resolving_topic(self, topic: str) -> None:
+        shared_loop_thread().start_soon(self._resolve(topic))
 
     async def _resolve(self, topic: str) -> None:
         try:
             partitions = await self._client.inner().connections.partition_count(TopicName.parse(topic))
             await self._check_deduplication(topic)
         except Exception as error:
-            wrong = error if isinstance(error, MagnetarError) else translate(error)
-            self._tell(lambda core, now: core.on_resolve_failed(topic, wrong, now))
+            wrong = error if isinstance(error, MagnetarError) else translate_error(error)
+            self._tell(lambda core, now: core.on_topic_resolve_failed(topic, wrong, now))
         else:
-            self._tell(lambda core, now: core.on_resolved(topic, partitions, now))
+            self._tell(lambda core, now: core.on_topic_resolved(topic, partitions, now))
 
     async def _check_deduplication(self, topic: str) -> None:
         if self._admin is None:
@@ -112,7 +112,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ producers
     def open(self, destination: str) -> None:
-        loop_thread().start_soon(self._open(destination))
+        shared_loop_thread().start_soon(self._open(destination))
 
     async def _open(self, destination: str) -> None:
         before = self._producers.pop(destination, None)
@@ -124,8 +124,8 @@ class Sender:
             except IncompatibleSchema:  # it takes no messages without a schema
                 producer, schema = await self.open_producer(destination, AutoPublishSchema()), ""
         except Exception as error:
-            text = translate(error).message
-            self._tell(lambda core, now: core.on_open_failed(destination, text, now))
+            text = translate_error(error).message
+            self._tell(lambda core, now: core.on_producer_open_failed(destination, text, now))
             return
         if self._closed:
             producer.abort()
@@ -171,30 +171,30 @@ class Sender:
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
-        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[RowsOutcome, str], None],
         txn: Transaction | None = None,
     ) -> None:  # fmt: skip
         if rows[0].value_schema != self._schemas[destination]:
-            loop_thread().start_soon(self._send_as(destination, rows, tell, txn))
+            shared_loop_thread().start_soon(self._send_as(destination, rows, tell, txn))
         else:
             self._publish(destination, rows, tell, txn)
 
     async def _send_as(
-        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[RowsOutcome, str], None],
         txn: Transaction | None,
     ) -> None:  # fmt: skip
         """Sends `rows` through a producer that is first opened again with the schema of the rows."""
         try:
             await self._open_as(destination, rows[0].value_schema)
         except Exception as error:
-            wrong = translate(error) if isinstance(error, MagnetarError) else error
+            wrong = translate_error(error) if isinstance(error, MagnetarError) else error
             refused = isinstance(wrong, ValueError | IncompatibleSchema | InvalidMessage)
-            tell(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, f"{type(wrong).__name__}: {wrong}")
+            tell(RowsOutcome.ROW_REFUSED if refused else RowsOutcome.PUT_OFF, f"{type(wrong).__name__}: {wrong}")
         else:
             self._publish(destination, rows, tell, txn)
 
     def _publish(
-        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[RowsOutcome, str], None],
         txn: Transaction | None,
     ) -> None:  # fmt: skip
         producer = self._producers[destination]
@@ -202,7 +202,7 @@ class Sender:
         try:
             extras = [_extras(row)._replace(txn=txn) for row in rows]
         except (ValueError, RecursionError) as error:  # another program wrote the row; nothing is sent
-            group.report(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
+            group.report(RowsOutcome.ROW_REFUSED, f"the row cannot be read: {error}")
             return
         added = 0
         try:
@@ -217,23 +217,23 @@ class Sender:
             if refused and added and txn is not None:  # which is aborted: what is sent of it is sent again
                 group.end_at(added, text)
             else:  # without one the producer is opened anew, and says how far those before it came
-                group.report(Outcome.ROW_REFUSED if refused and not added else Outcome.PUT_OFF, text)
+                group.report(RowsOutcome.ROW_REFUSED if refused and not added else RowsOutcome.PUT_OFF, text)
             return
         partition.flush_soon()
 
-    def _settled(self, destination: str, outcome: Outcome, text: str) -> None:
+    def _settled(self, destination: str, outcome: RowsOutcome, text: str) -> None:
         self._tell(lambda core, now: core.on_group_done(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
     def send_in_transaction(self, parts: Parts) -> None:
-        loop_thread().start_soon(self._send_flight(parts))
+        shared_loop_thread().start_soon(self._send_flight(parts))
 
     async def _send_flight(self, parts: Parts) -> None:
         try:
             landed = await self._run_transaction(parts)
         except Exception as error:  # a fault of ours must not leave the relay waiting
             _LOG.exception("%s: a transaction of the outbox", self._name)
-            landed = _TransactionOutcome(Outcome.UNKNOWN, repr(error), ())
+            landed = _TransactionOutcome(RowsOutcome.UNKNOWN, repr(error), ())
         finally:
             self._transaction = None
         self._tell(lambda core, now: core.on_transaction_done(*landed, now))
@@ -242,9 +242,9 @@ class Sender:
         try:
             txn = self._transaction = await self._begin()
         except PulsarException as error:
-            return _TransactionOutcome(Outcome.PUT_OFF, error.message, ())
+            return _TransactionOutcome(RowsOutcome.PUT_OFF, error.message, ())
         found = await asyncio.gather(*(self._groups(name, each, txn) for name, each in parts.items()))
-        failed = [each for each in found if each.outcome is not Outcome.STORED]
+        failed = [each for each in found if each.outcome is not RowsOutcome.STORED]
         if failed:
             await txn.abort()  # also when no broker answers: it was never committed
             return _worst(failed)
@@ -252,8 +252,8 @@ class Sender:
             await txn.commit()
         except PulsarException as error:
             is_known = txn.state is TransactionState.ABORTED
-            return _TransactionOutcome(Outcome.PUT_OFF if is_known else Outcome.UNKNOWN, error.message, ())
-        return _TransactionOutcome(Outcome.STORED, "", ())
+            return _TransactionOutcome(RowsOutcome.PUT_OFF if is_known else RowsOutcome.UNKNOWN, error.message, ())
+        return _TransactionOutcome(RowsOutcome.STORED, "", ())
 
     async def _begin(self) -> Transaction:
         """Begins a transaction under the name of the producers. The first one takes the name from its earlier holder;
@@ -272,18 +272,18 @@ class Sender:
     ) -> _TransactionOutcome:
         """Sends the groups of one destination one after the other, until one is not stored."""
         for rows in groups:
-            answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
+            answered: asyncio.Future[tuple[RowsOutcome, str]] = asyncio.get_running_loop().create_future()
             self._send(destination, rows, partial(_answer, answered), txn)
             outcome, text = await answered
-            if outcome is not Outcome.STORED:
-                return _TransactionOutcome(outcome, text, (destination,) if outcome is Outcome.PUT_OFF else ())
-        return _TransactionOutcome(Outcome.STORED, "", ())
+            if outcome is not RowsOutcome.STORED:
+                return _TransactionOutcome(outcome, text, (destination,) if outcome is RowsOutcome.PUT_OFF else ())
+        return _TransactionOutcome(RowsOutcome.STORED, "", ())
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
         """Closes the producers at once; the outcome of rows in flight stays unknown."""
         self._closed = True
-        loop_thread().run(self._close())
+        shared_loop_thread().run(self._close())
 
     async def _close(self) -> None:
         if self._transaction is not None:
@@ -300,7 +300,7 @@ class Sender:
 class _TransactionOutcome(NamedTuple):
     """The outcome of a cluster transaction, or of its part in one destination."""
 
-    outcome: Outcome
+    outcome: RowsOutcome
     error: str
     failed: tuple[str, ...]
     """Destinations whose producers are over."""
@@ -309,13 +309,13 @@ class _TransactionOutcome(NamedTuple):
 def _worst(failed: Sequence[_TransactionOutcome]) -> _TransactionOutcome:
     """Returns the outcome of a cluster transaction that failed: that of the destinations that were put off, if any;
     else that of the refused row."""
-    off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
+    off = [each for each in failed if each.outcome is not RowsOutcome.ROW_REFUSED]
     if not off:
         return failed[0]
     return off[0]._replace(failed=tuple(name for each in off for name in each.failed))
 
 
-def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str) -> None:
+def _answer(to: asyncio.Future[tuple[RowsOutcome, str]], outcome: RowsOutcome, text: str) -> None:
     if not to.done():
         to.set_result((outcome, text))
 
@@ -325,7 +325,7 @@ class _Group:
 
     __slots__ = ("_left", "_producer", "_refusal", "_results", "_rows", "_tell", "_told")
 
-    def __init__(self, rows: int, producer: Producer, tell: Callable[[Outcome, str], None]) -> None:
+    def __init__(self, rows: int, producer: Producer, tell: Callable[[RowsOutcome, str], None]) -> None:
         self._rows = self._left = rows
         self._producer = producer
         self._tell = tell
@@ -349,13 +349,13 @@ class _Group:
 
     def _tell_all(self) -> None:
         if self._results == {Result.Ok}:
-            self.report(Outcome.ROW_REFUSED if self._refusal else Outcome.STORED, self._refusal)
+            self.report(RowsOutcome.ROW_REFUSED if self._refusal else RowsOutcome.STORED, self._refusal)
             return
         why = self._producer.partitions[0].why or ", ".join(each.name for each in self._results)
         refused = self._results <= _OF_THE_ROW and not self._producer.is_over
-        self.report(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, why)
+        self.report(RowsOutcome.ROW_REFUSED if refused else RowsOutcome.PUT_OFF, why)
 
-    def report(self, outcome: Outcome, text: str) -> None:
+    def report(self, outcome: RowsOutcome, text: str) -> None:
         if not self._told:
             self._told = True
             self._tell(outcome, text)

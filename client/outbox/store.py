@@ -32,10 +32,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from .relay_core import partition_name
+from .relay_core import destination_name
 from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
 from .tables import SQLAlchemyOutbox, check_tables, translate_errors
-from .values_core import Claim, ClaimedRow, ClaimedShard, DatabaseTurn, Failure
+from .values_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
@@ -61,7 +61,7 @@ class UnitClaimer:
     """Claims whole units in one database transaction. `phases`: the conditions of rows that may be claimed, in the
     order in which they are tried."""
 
-    def __init__(self, connection: Connection, rows: Table, claim: Claim, phases: Sequence[Where]) -> None:
+    def __init__(self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
         self._taken: list[Any] = []
         self._size = 0
@@ -118,7 +118,7 @@ class UnitClaimer:
         found: dict[tuple[int | None, int | None], list[Any]] = {}
         of = ((columns.unit, units), (columns.id, [each.id for each in heads if each.unit is None]))
         for each_of, values in of:
-            for some in chunks(values):
+            for some in split_ids(values):
                 query = select(
                     columns.id, columns.unit, columns.topic, columns.key, columns.key_hash, columns.size
                 ).where(each_of.in_(some)).order_by(columns.id)  # fmt: skip
@@ -131,13 +131,13 @@ class UnitClaimer:
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()
-        for some in chunks(ids):
+        for some in split_ids(ids):
             query = select(rows.c.id).where(rows.c.id.in_(some), may_be).with_for_update(skip_locked=True, of=rows)
             free.update(self._connection.scalars(query))
         return free
 
 
-def chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))
 
 
@@ -154,7 +154,7 @@ class Lag(NamedTuple):
     oldest_s: float
 
 
-class Store:
+class RelayStore:
     """Runs the database transactions of one relay."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
@@ -275,13 +275,13 @@ class Store:
 
     def _record(self, connection: Connection, turn: DatabaseTurn) -> None:
         rows = self._rows
-        for ids in chunks(turn.delete):
+        for ids in split_ids(turn.delete):
             connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))
         for destination, seq in turn.stored.items():
             self._store_position(connection, destination, seq)
         for failure in turn.failures:
             self._store_refused(connection, failure)
-        for ids in chunks([each.id for each in turn.release]):
+        for ids in split_ids([each.id for each in turn.release]):
             connection.execute(
                 update(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED)
                 .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
@@ -295,7 +295,7 @@ class Store:
             if there is None:
                 connection.execute(insert(positions).values(shard=self._shard, destination=destination, seq=seq))
 
-    def _store_refused(self, connection: Connection, failure: Failure) -> None:
+    def _store_refused(self, connection: Connection, failure: RefusedRow) -> None:
         rows, row = self._rows, failure.row
         state = RowState.PARKED if failure.parked else RowState.HELD
         connection.execute(
@@ -307,7 +307,7 @@ class Store:
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------ a claim
-    def _claim(self, connection: Connection, claim: Claim, next_seq: int) -> list[ClaimedRow]:
+    def _claim(self, connection: Connection, claim: ClaimRequest, next_seq: int) -> list[ClaimedRow]:
         if claim.units:
             found: Sequence[Any] = UnitClaimer(connection, self._rows, claim, self._phases(connection, claim)).run()
         else:
@@ -321,17 +321,17 @@ class Store:
             if seqs and size > claim.bytes_max and not claim.units:
                 break
             partitions = claim.topics[each.topic][0]
-            destination = partition_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
+            destination = destination_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
             seqs[each.id] = (next_seq + len(seqs), destination)
         self._assign(connection, seqs)
         rows = self._rows
         claimed: list[ClaimedRow] = []
-        for ids in chunks(list(seqs)):
+        for ids in split_ids(list(seqs)):
             of_them = connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids)))
             claimed += [ClaimedRow._make(each) for each in of_them]
         return sorted(claimed, key=lambda row: row.seq)
 
-    def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
+    def _candidates(self, connection: Connection, claim: ClaimRequest) -> Sequence[Any]:
         """Returns the rows that may be claimed, in the order of the ids: refused rows whose time has come, then waiting
         ones."""
         rows = self._rows
@@ -343,14 +343,14 @@ class Store:
                 found += connection.execute(limited).all()
         return found
 
-    def _phases(self, connection: Connection, claim: Claim) -> list[Where]:
+    def _phases(self, connection: Connection, claim: ClaimRequest) -> list[Where]:
         rows = self._rows
         stuck = connection.scalar(select(exists().where(rows.c.state >= RowState.HELD)))
         due = and_(rows.c.state == RowState.HELD, rows.c.retry_at <= now_ms())
         waiting = self._where(claim, rows.c.state == RowState.WAITING, older=False if stuck else None)
         return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
 
-    def _where(self, claim: Claim, state: ColumnElement[bool], *, older: bool | None) -> Where:
+    def _where(self, claim: ClaimRequest, state: ColumnElement[bool], *, older: bool | None) -> Where:
         """Returns the condition of rows in `state` that may be claimed. A refused row of the same key blocks a row:
         with `older` True only if it is older; with False always; with None there are no refused rows to check."""
         rows = self._rows
@@ -363,7 +363,7 @@ class Store:
             wanted.append(~exists().where(and_(stuck, other.c.id < rows.c.id) if older else stuck))
         return wanted
 
-    def _places(self, claim: Claim) -> ColumnElement[bool]:
+    def _places(self, claim: ClaimRequest) -> ColumnElement[bool]:
         """Returns the condition of rows whose destinations have room for more claimed rows."""
         rows = self._rows
         whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]

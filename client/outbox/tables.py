@@ -207,15 +207,15 @@ def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):
             if not found.has_table(table.name, schema=table.schema):
-                what = f"the database {url_text(engine)} has no table {table.name}"
+                what = f"the database {url_without_password(engine)} has no table {table.name}"
                 raise OutboxTableMissing(f"{what}; {WHAT_TO_DO[OutboxTableMissing]}")
             there = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
             missing = [column.name for column in table.columns if column.name not in there]
             if missing:
-                what = f"table {table.name} of {url_text(engine)} has no column {', '.join(missing)}"
+                what = f"table {table.name} of {url_without_password(engine)} has no column {', '.join(missing)}"
                 raise OutboxColumnsMissing(f"{what}; {WHAT_TO_DO[OutboxColumnsMissing]}")
 
 
-def url_text(engine: Engine) -> str:
+def url_without_password(engine: Engine) -> str:
     """Returns the URL of the database without its password."""
     return engine.url.render_as_string(hide_password=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from .destination_core import Destination, State, may_join_entry
+from .destination_core import Destination, DestinationStatus, may_join_entry
 from .values_core import NONE, ClaimedRow, RelaySettings
 
 Unit = tuple[ClaimedRow, ...]
@@ -91,7 +91,7 @@ class AtomicUnits:
 
     def _joins(self, chosen: Sequence[Unit], rows: int, size: int) -> bool:
         unit = self.queue[0]
-        if any(self._at[row.destination].state is not State.READY for row in unit):
+        if any(self._at[row.destination].state is not DestinationStatus.READY for row in unit):
             return False
         if not chosen:
             return True
@@ -151,7 +151,7 @@ class AtomicUnits:
     def is_blocked(self) -> bool:
         """Whether nothing is in flight and the first unit needs a destination that is closed for a pause (WAITS)."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
-        return not self.in_flight and any(each is State.WAITS for each in needed)
+        return not self.in_flight and any(each is DestinationStatus.WAITS for each in needed)
 
     def check(self) -> None:
         ids = [row.seq for unit in (*self.in_flight, *self.queue) for row in unit]

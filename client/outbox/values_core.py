@@ -48,7 +48,7 @@ class ClaimedShard:
     was_atomic: bool = False
 
 
-class Outcome(Enum):
+class RowsOutcome(Enum):
     """The outcome of sending a group of rows, or the units of a cluster transaction."""
 
     STORED = "all of it is in the topic"
@@ -57,7 +57,7 @@ class Outcome(Enum):
     UNKNOWN = "of a flight: its commit got no answer"
 
 
-class Failure(NamedTuple):
+class RefusedRow(NamedTuple):
     """A refused row: it gives its sequence id back, and is retried after `retry_after_s`, or is parked."""
 
     row: ClaimedRow
@@ -67,7 +67,7 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimRequest:
     """A request to claim rows, at most `rows_max` rows and `bytes_max` bytes. `topics`: of each topic the number of
     partitions (0: not partitioned), and the partitions that have room. `units`: only whole units are claimed; the
     first may exceed the bounds."""
@@ -88,27 +88,27 @@ class DatabaseTurn:
     next_seq: int
     delete: list[int] = field(default_factory=list)  # ids of stored rows
     stored: dict[str, int] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[RefusedRow] = field(default_factory=list)
     release: list[ClaimedRow] = field(default_factory=list)  # not sent; they wait again
-    claim: Claim | None = None
+    claim: ClaimRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
+class ResolveTopic:
     """Effect: ask the cluster for the topic's number of partitions, and whether its deduplication is on."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenDestination:
     """Effect: open the producer of a destination, after closing the previous one."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRows:
     """Effect: publish these rows as one entry, under their sequence ids."""
 
     destination: str
@@ -130,18 +130,18 @@ class RunTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class FindTopics:
     """Effect: search the outbox for topics with waiting rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRelay:
     """Effect: end the relay with this error at once, without waiting for what is in flight."""
 
     error: MagnetarError
 
 
-Effect = Resolve | Open | Send | SendInTransaction | RunTurn | Find | Stop
+Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunTurn | FindTopics | StopRelay
 
 
 @dataclass(frozen=True, slots=True)

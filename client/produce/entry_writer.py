@@ -28,7 +28,7 @@ from ..common.checks import (
     INT64_MAX,
     WrongMessageType,
     WrongMessageValue,
-    are_plain,
+    are_plain_properties,
     check_message,
     is_plain_key,
     shorten_value,
@@ -37,7 +37,7 @@ from ..common.errors import InvalidMessage
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
 from ..core.batcher import OutgoingMessage
-from ..core.transaction import InTransaction
+from ..core.transaction import TransactionPort
 from ..model.schema import Schema
 
 
@@ -223,7 +223,7 @@ class Extras(NamedTuple):
     deliver_after: timedelta | None = None
     key_bytes: bytes | None = None
     null_key: bool = False  # of a pair that has its key apart
-    txn: InTransaction | None = None
+    txn: TransactionPort | None = None
 
 
 NO_EXTRAS = Extras()
@@ -233,7 +233,7 @@ LOCAL = "__local__"
 
 def has_only_txn(extras: Extras) -> bool:
     """Whether the transaction is the only one of the extras that is set."""
-    return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
+    return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, TransactionPort)
 
 
 def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
@@ -267,7 +267,7 @@ def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms:
 
 
 def check_txn(txn: object) -> None:
-    if not isinstance(txn, InTransaction):
+    if not isinstance(txn, TransactionPort):
         raise WrongMessageType(f"txn is a transaction of this client, or None, not {shorten_value(txn)}")
 
 
@@ -306,7 +306,7 @@ def _check_extras(extras: Extras) -> None:
         check_message({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):
         check_message({"ordering_key": ordering})
-    if properties is not None and not are_plain(properties):
+    if properties is not None and not are_plain_properties(properties):
         check_message({"properties": properties})
     if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
         check_message({"event_timestamp": event})

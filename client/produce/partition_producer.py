@@ -32,29 +32,29 @@ from ..common.errors import (
     Result,
     Timeout,
     exception_of,
-    translate,
+    translate_error,
 )
-from ..common.loggers import log_foreign_error, run_logged
-from ..connect.attachment import Attachment, make_open_frame, producer_options
+from ..common.loggers import log_foreign_error, run_logging_errors
+from ..connect.attachment import Attachment, make_open_frame, make_producer_options
 from ..connect.connections import Connections
-from ..core.batcher import Batch, Callback, OutgoingMessage
+from ..core.batcher import Callback, OutgoingBatch, OutgoingMessage
 from ..core.effects import (
     PRODUCER_FINAL,
     AddResult,
     Connect,
     Disconnect,
     EndFlushes,
-    Finish,
+    EndWithError,
     InvalidContent,
+    PartitionClientState,
     ProducerEffect,
     Publish,
     ReportOutcome,
-    State,
     Warn,
 )
 from ..core.producer import ProducerCore
-from ..core.transaction import InTransaction, SendAllowance, TransactionEndpoint
-from ..model.message_id import KnownId, MessageId
+from ..core.transaction import SendAllowance, TransactionEndpoint, TransactionPort
+from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ProducerAccessMode, ProducerSettings
 
 # ------------------------------------------------------------------------------------------------------ outcomes
@@ -76,7 +76,7 @@ def call_back(outcome: ReportOutcome, topic: TopicName) -> None:
         _call(callback, result, missing)
 
 
-def notify_transaction(txn: InTransaction, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
+def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
     """Reports the outcome of an entry to its transaction. Must be called after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
@@ -86,10 +86,10 @@ def notify_transaction(txn: InTransaction, where: TransactionEndpoint, outcome: 
 
 
 def result_of(error: MagnetarError) -> Result:
-    return Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
+    return Result.InvalidMessage if isinstance(error, InvalidContent) else translate_error(error).result
 
 
-def confirm_messages(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
+def confirm_messages(batch: OutgoingBatch, partition: int, ledger_id: int, entry_id: int) -> None:
     """Calls the callbacks of a batch that is stored with Result.Ok and the ids of its messages."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
@@ -97,7 +97,7 @@ def confirm_messages(batch: Batch, partition: int, ledger_id: int, entry_id: int
     for callback, index in zip(batch.callbacks, indexes, strict=False):
         if callback is not None:
             try:
-                callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+                callback(ok, UncheckedMessageId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
             except BaseException as error:  # of the application: the other callbacks, and flushes, go on
                 log_foreign_error(error, "a send callback")
 
@@ -138,7 +138,7 @@ class PartitionProducer:
         world = connections.world
         self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
-        options = producer_options(settings, encrypt, persistent=topic.persistent)
+        options = make_producer_options(settings, encrypt, persistent=topic.persistent)
         self.core = ProducerCore(
             settings.producer_name or "", options, max_pending=max_pending, lock=Lock(),
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if options.chunking else "",
@@ -160,7 +160,7 @@ class PartitionProducer:
                 raise self._refusal(added, len(payload))
             self._wake()
 
-    def add_in_transaction(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
+    def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: Callback) -> None:
         """Adds a message with a payload and no other field, in the transaction `txn`. Raises the reason if it is
         refused."""
         share = self._share
@@ -173,7 +173,7 @@ class PartitionProducer:
                 raise self._refusal(added, len(payload))
             self._wake()
 
-    def _share_of(self, txn: InTransaction) -> SendAllowance:
+    def _share_of(self, txn: TransactionPort) -> SendAllowance:
         self._share = None  # of an earlier one, which is kept no longer
         share = self._share = txn.allow_sends(self, self._connections, self.core.lock)
         return share
@@ -193,7 +193,7 @@ class PartitionProducer:
         try:
             added = self.core.add_message(message, callback)
         except MagnetarError as error:
-            raise translate(error) from error
+            raise translate_error(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
         if added is not None:
@@ -211,7 +211,7 @@ class PartitionProducer:
         except PulsarException:
             raise
         except MagnetarError as error:
-            raise translate(error) from error
+            raise translate_error(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
 
@@ -226,7 +226,7 @@ class PartitionProducer:
                 "block_if_queue_full", limit=core.memory.limit_bytes,
             )  # fmt: skip
         if (ended := core.error or core.closing) is not None:
-            over = translate(ended)
+            over = translate_error(ended)
             refusal = type(over)(over.message)
             refusal.__cause__ = over
             return refusal
@@ -252,7 +252,7 @@ class PartitionProducer:
 
     def exception(self, result: Result) -> PulsarException:
         """Returns the exception for a message whose outcome was just `result`."""
-        if self._failure is not None and (known := translate(self._failure)).result is result:
+        if self._failure is not None and (known := translate_error(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
             return told
@@ -325,7 +325,7 @@ class PartitionProducer:
     def on_lost(self, error: MagnetarError) -> None:
         if isinstance(error, PRODUCER_FINAL):
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
-        elif self.core.state is not State.CLOSED:
+        elif self.core.state is not PartitionClientState.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)
         self._do(self.core.on_lost(error, self._now()))
 
@@ -350,7 +350,7 @@ class PartitionProducer:
         match effect:
             case EndFlushes(waiters):
                 end_flushes(waiters)
-            case Connect(after_s) if self.core.state is State.OPENING:
+            case Connect(after_s) if self.core.state is PartitionClientState.OPENING:
                 self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
@@ -358,16 +358,16 @@ class PartitionProducer:
                 self._attachment.close_at_broker()
             case Warn(text):
                 _LOG.warning("%s: %s", self.topic, text)
-            case Finish(error):
+            case EndWithError(error):
                 self._close_with(error)
 
     def _after_outcomes(self) -> None:
         core = self.core
         if self.room and core.has_room:
             self._make_room()
-        if core.urgent and core.wants_flush:
+        if core.urgent and core.must_publish:
             core.publish_wanted = True
-            self._loop.call_soon(run_logged, self._turn, self.on_failure)
+            self._loop.call_soon(run_logging_errors, self._turn, self.on_failure)
         if core.delay_due is not None or self._timer.at == inf:  # else it is set for the oldest entry, or an older one
             self._timer.set_earlier(core.next_timer_at)
 
@@ -406,7 +406,7 @@ class PartitionProducer:
 
     def on_opening_done(self, error: MagnetarError | None) -> None:
         if error is not None:
-            self._finish(translate(error))
+            self._finish(translate_error(error))
         elif self._opened is not None and not self._opened.done():
             self._opened.set_result(None)
 
@@ -430,7 +430,7 @@ class PartitionProducer:
 
     def on_failure(self, error: Exception) -> None:
         """Handles an unforeseen failure: every waiter gets this error."""
-        self._finish(translate(error))
+        self._finish(translate_error(error))
 
     def _finish(self, error: PulsarException) -> None:
         self._do(self.core.finish(error))
@@ -440,13 +440,13 @@ class PartitionProducer:
         self._attachment.stop()
         self._attachment.close_at_broker()
         if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(translate(error))
+            self._opened.set_exception(translate_error(error))
         self._make_room()
 
     async def close(self) -> None:
         """Waits for messages in flight and closes the producer. Raises Timeout if some have no outcome within the
         operation's time-out."""
-        if self.core.state is State.CLOSED:
+        if self.core.state is PartitionClientState.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")
         self.core.refuse_new(closed)
@@ -456,7 +456,7 @@ class PartitionProducer:
                 self.core.begin_closing()
                 await self._attachment.close()
         except TimeoutError as error:
-            if self.core.state is not State.CLOSING:
+            if self.core.state is not PartitionClientState.CLOSING:
                 raise Timeout(
                     f"the producer was closed with messages under way{self.core.why_unacknowledged}"
                 ) from error

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...proto.names import TopicName
 from ...proto.states import TxnId
-from ..common.checks import Check, WrongValue, check_message, check_one, shorten_value
+from ..common.checks import ParameterCheck, WrongValue, check_message, check_parameter, shorten_value
 from ..common.closing import ClosedAfterAsyncWith, close_all
 from ..common.errors import (
     AlreadyClosed,
@@ -30,9 +30,9 @@ from ..common.errors import (
 from ..connect.connections import NEWEST, Connections, TopicSchemas
 from ..connect.topic_watch import PartitionsWatcher
 from ..core.batcher import Callback, OutgoingMessage
-from ..core.effects import State
-from ..core.failover import PartitionsRoutingMode, Router
-from ..core.transaction import InTransaction, TransactionState
+from ..core.effects import PartitionClientState
+from ..core.failover import PartitionRouter, PartitionsRoutingMode
+from ..core.transaction import TransactionPort, TransactionState
 from ..model.encryption import Encryptor
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
@@ -134,9 +134,9 @@ class PartitionProducers:
         reader = settings.crypto_key_reader
         self._encrypt = Encryptor(reader, settings.encryption_keys, self._now) if reader is not None else None
 
-    def _new_router(self, count: int) -> Router:
+    def _new_router(self, count: int) -> PartitionRouter:
         settings = self._settings
-        return Router(
+        return PartitionRouter(
             count, PartitionsRoutingMode(settings.message_routing_mode), self.connections.world.rng,
             window_s=settings.batching_max_publish_delay_ms / 1000 if settings.batching_enabled else 0.0,
             messages_max=settings.batching_max_messages, bytes_max=settings.batching_max_allowed_size_in_bytes,
@@ -156,7 +156,7 @@ class PartitionProducers:
     async def _grow(self, topic: TopicName, count: int) -> None:
         assert self._router is not None, "only a partitioned topic grows"
         await self._add([topic.with_partition(i) for i in range(len(self.all), count)])
-        self._router.set_partitions(len(self.all))  # last: other threads ask it
+        self._router.set_partition_count(len(self.all))  # last: other threads ask it
 
     async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
         """Adds partitions. The broker gives the first one a name, which all of them use. Adds none if one cannot be
@@ -176,7 +176,7 @@ class PartitionProducers:
                 each.core.name = first.core.name
             if self._opens_late:
                 for each in later:
-                    each.core.wait_for_messages()
+                    each.core.delay_opening()
             else:
                 await asyncio.gather(*(each.open() for each in later))
         except BaseException:
@@ -277,7 +277,7 @@ class Producer(ClosedAfterAsyncWith):
         if settings.schema.of_topic:
             schemas = TopicSchemas(connections, topic)
             await schemas.fetch(NEWEST)
-            settings = replace(settings, schema=settings.schema.known(schemas.find_known(NEWEST)))
+            settings = replace(settings, schema=settings.schema.known(schemas.find_cached(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
@@ -301,12 +301,16 @@ class Producer(ClosedAfterAsyncWith):
 
     def is_connected(self) -> bool:
         """Whether all partitions that have been opened are connected to their brokers."""
-        return all(each.core.state is State.CONNECTED for each in self.partitions if not each.core.waits_for_messages)
+        return all(
+            each.core.state is PartitionClientState.CONNECTED
+            for each in self.partitions
+            if not each.core.is_opening_delayed
+        )
 
     @property
     def is_over(self) -> bool:
         """Whether the producer is closed or has failed: all its partitions are closed."""
-        return all(each.core.state is State.CLOSED for each in self.partitions)
+        return all(each.core.state is PartitionClientState.CLOSED for each in self.partitions)
 
     def title(self) -> str:
         """Returns a text for logs: the names of the producer and the topic."""
@@ -332,7 +336,7 @@ class Producer(ClosedAfterAsyncWith):
             return only
         if only is not None and type(content) is bytes and has_only_txn(extras):
             assert extras.txn is not None, "it is only that"
-            only.add_in_transaction(extras.txn, content, callback)
+            only.add_payload_in_transaction(extras.txn, content, callback)
             return only
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.choose_producer(message)
@@ -354,7 +358,7 @@ class Producer(ClosedAfterAsyncWith):
         deliver_after: timedelta | None = None,
         *,
         key_bytes: bytes | None = None,
-        txn: InTransaction | None = None,
+        txn: TransactionPort | None = None,
     ) -> None:
         """Sends a message without waiting for its outcome; `callback(Result, MessageId)` is called in the event loop.
         Raises ProducerQueueIsFull at `max_pending_messages`.
@@ -382,7 +386,7 @@ class Producer(ClosedAfterAsyncWith):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
         *,
-        txn: InTransaction | None = None,
+        txn: TransactionPort | None = None,
     ) -> MessageId:
         """Sends a message, waits until it is durable and returns its id. Raises the exception of its Result.
 
@@ -471,7 +475,7 @@ class Producer(ClosedAfterAsyncWith):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
-        txn: InTransaction | None = None,
+        txn: TransactionPort | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -481,7 +485,7 @@ class Producer(ClosedAfterAsyncWith):
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
         )  # fmt: skip
-        check_one("contents", Check("an iterable of contents", (Iterable,)), contents)
+        check_parameter("contents", ParameterCheck("an iterable of contents", (Iterable,)), contents)
         ids: list[MessageId | None] = []
         failures: list[Result] = []
         finished: asyncio.Future[None] = self._loop.create_future()

@@ -31,10 +31,10 @@ from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable
 from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
-from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check, instance_check, whole_number_check
+from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check_parameters, instance_check, whole_number_check
 from ..common.deadlines import Deadlines
-from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate
-from ..common.loggers import run_logged
+from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate_error
+from ..common.loggers import run_logging_errors
 from ..connect.connections import Connections
 
 # ---------------------------------------------------------------------------------------------------- leased_ids
@@ -152,7 +152,7 @@ class Coordinators:
             self._refill(timeout_ms, ids)
         return found
 
-    def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
+    def begin_leased(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
         """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
         be called from any thread. `soon(work)` runs `work` in the event loop."""
         ids = self._leases.get(timeout_ms)
@@ -268,7 +268,7 @@ class Coordinators:
         return self._count
 
     async def _find(self, coordinator: int) -> Channel:
-        asked = await self._connections.any_broker()
+        asked = await self._connections.next_broker_channel()
         settings = self._connections.settings
         request = wire.FindCoordinator(coordinator=coordinator, listener=settings.listener_name)
         reply: wire.CoordinatorReply = await asked.call(
@@ -334,7 +334,7 @@ class EndQueue:
         self._waiting.append((item, answer))
         if not self._turn_comes:
             self._turn_comes = True
-            loop.call_soon(run_logged, self._turn, self._broke)
+            loop.call_soon(run_logging_errors, self._turn, self._broke)
         return answer
 
     def _turn(self) -> None:
@@ -419,7 +419,7 @@ class Batch(NamedTuple):
 
     def check(self) -> None:
         """Raises InvalidConfiguration if a value is wrong."""
-        check(_TABLE, self._asdict())
+        check_parameters(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
 
@@ -445,7 +445,7 @@ class SinkStatus(NamedTuple):
     batch: int  # the last one that was committed
 
 
-async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
+async def begin_batch(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
     """Begins a transaction of the batch and returns its id; None if the sink has committed the batch already. Raises
     SinkFenced."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
@@ -455,7 +455,7 @@ async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> Tx
     return None if reply.already else TxnId(reply.first.most, reply.first.least)
 
 
-async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
+async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
     """Commits the transactions of a batch together. Raises TransactionAborted if one of them is aborted: then none is
     committed. Raises SinkFenced, or OutcomeUnknown if no coordinator answered."""
     number = await _home(coordinators, batch)
@@ -491,14 +491,14 @@ async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: boo
     client knows what is stored of it."""
     state, error = await coordinators.status(txn)
     if error is not None:
-        raise translate(error) from error
+        raise translate_error(error) from error
     if is_commit and state is TxnState.OPEN:
         raise InvalidTxnStatusError(f"transaction {txn} is open: its own client commits it, or prepares it")
     item = wire.EndItem(verb=wire.EndItem.COMMIT if is_commit else wire.EndItem.ABORT)
     item.txn.most, item.txn.least = txn
     state, error = await coordinators.end(item)
     if error is not None:
-        raise translate(error) from error
+        raise translate_error(error) from error
     if state is not (TxnState.COMMITTED if is_commit else TxnState.ABORTED):
         raise InvalidTxnStatusError(f"transaction {txn} is {state.name.lower()}")
 

@@ -30,9 +30,9 @@ from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks, run_to_end
-from ..common.checks import Check, WrongValue, check, shorten_value
-from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate
-from ..common.loggers import ignore_error, is_cancelled, run_logged
+from ..common.checks import ParameterCheck, WrongValue, check_parameters, shorten_value
+from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate_error
+from ..common.loggers import ignore_error, is_cancelled, run_logging_errors
 from ..connect.connections import Connections
 from ..core.failover import Backoff
 from ..core.transaction import TransactionState
@@ -50,20 +50,20 @@ NAME_MAX = 512
 IDS_TRIED = 3
 """Ids that are tried in turn, when they are void: their coordinator was lost since it gave them."""
 TABLE = {
-    "group": Check(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
-    "check_key": Check(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
-    "check_after": Check("a number of seconds, 0 or more", (int, float), lambda value: 0 <= value <= 1e8),
+    "group": ParameterCheck(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
+    "check_key": ParameterCheck(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
+    "check_after": ParameterCheck("a number of seconds, 0 or more", (int, float), lambda value: 0 <= value <= 1e8),
 }
 
 
 class GroupWatch(Protocol):
-    """The view that `Halves` has of a CheckWatch."""
+    """The view that `ClientHalves` has of a CheckWatch."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
 
 
-class Halves:
+class ClientHalves:
     """Prepares and ends the half messages of one client, and has the watches of its groups."""
 
     def __init__(self, home: Transactions) -> None:
@@ -72,7 +72,7 @@ class Halves:
         self._watches: dict[str, GroupWatch] = {}
 
     @classmethod
-    def of_client(cls, connections: Connections) -> Halves:
+    def of_client(cls, connections: Connections) -> ClientHalves:
         """Returns the Halves of a client; makes it at first use."""
         from .transaction import Transactions
 
@@ -94,7 +94,7 @@ class Halves:
         return self._home.connections.backoff()
 
     # ------------------------------------------------------------------------------ checks
-    def watch(self, group: str, watch: Callable[[Halves], GroupWatch]) -> None:
+    def watch(self, group: str, watch: Callable[[ClientHalves], GroupWatch]) -> None:
         """Registers the watch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
@@ -114,7 +114,7 @@ class Halves:
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
-        check(TABLE, {"group": group, "check_key": check_key, "check_after": check_after})
+        check_parameters(TABLE, {"group": group, "check_key": check_key, "check_after": check_after})
         if not 1 <= len(messages) <= HALF_MESSAGES_MAX:
             raise WrongValue(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(messages)}")
         size = sum(len(topic.full) + len(entry) for topic, entry in messages)
@@ -152,7 +152,7 @@ class Halves:
         except MagnetarError as error:
             if not error.definite and request.HasField("half"):
                 self._undo(request)
-            raise translate(error) from error
+            raise translate_error(error) from error
         raise AssertionError("each try returns or raises")
 
     async def _id(self, number: int) -> TxnId:
@@ -195,7 +195,7 @@ class Halves:
             reply: wire.HalfReply = await self.coordinators.ask(id_.most, "EndHalf", request)
         except MagnetarError as error:
             if error.definite:
-                raise translate(error) from error
+                raise translate_error(error) from error
             raise OutcomeUnknown(
                 f"half {id_}: its end got no answer ({error.message}); repeat it, or its group is asked", txn=id_
             ) from error
@@ -294,7 +294,7 @@ class HalfCheck(NamedTuple):
 class CheckWatch:
     """Receives the checks of one group and answers them with one function, in the event loop of the client."""
 
-    def __init__(self, halves: Halves, group: str, function: Callable[[HalfCheck], Any]) -> None:
+    def __init__(self, halves: ClientHalves, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group
         self._halves = halves
         self._function = function
@@ -395,7 +395,7 @@ class CheckWatch:
             except BaseException as error:  # a SystemExit too is no answer
                 failed = error
             try:
-                loop.call_soon_threadsafe(run_logged, lambda: tell(result, failed), ignore_error)
+                loop.call_soon_threadsafe(run_logging_errors, lambda: tell(result, failed), ignore_error)
             except RuntimeError:
                 _LOG.info("half %s: a check was answered after its client was closed", half.id)
 

@@ -38,10 +38,10 @@ from ..common.checks import (
     MS,
     TIMEOUT_MS,
     TRANSACTION,
-    Check,
+    ParameterCheck,
     WrongValue,
-    check,
-    check_one,
+    check_parameter,
+    check_parameters,
     instance_check,
     shorten_value,
     whole_number_check,
@@ -87,7 +87,7 @@ class Output:
 
 
 _LOG = logging.getLogger("magnetar.client")
-ON_ERROR = Check("raise or nack", (str,), lambda text: text in ("raise", "nack"))
+ON_ERROR = ParameterCheck("raise or nack", (str,), lambda text: text in ("raise", "nack"))
 SLICE = 64
 """Messages after which other work of the loop runs."""
 
@@ -120,7 +120,7 @@ class FunctionFailed(Exception):
 Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
-class Options(NamedTuple):
+class ProcessOptions(NamedTuple):
     """The options of `process`."""
 
     messages_max: int
@@ -132,13 +132,13 @@ class Options(NamedTuple):
     statistics: ProcessStatistics
 
     def check(self) -> None:
-        check(TRANSACTION, {"timeout": self.timeout})
-        check_one("messages_max", whole_number_check(1, 1_000_000), self.messages_max)
-        check_one("linger_ms", MS, self.linger_ms)
-        check_one("transactions_max", whole_number_check(1, 1000), self.transactions_max)
-        check_one("on_error", ON_ERROR, self.on_error)
-        check_one("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
-        check_one("statistics", instance_check(ProcessStatistics, optional=False), self.statistics)
+        check_parameters(TRANSACTION, {"timeout": self.timeout})
+        check_parameter("messages_max", whole_number_check(1, 1_000_000), self.messages_max)
+        check_parameter("linger_ms", MS, self.linger_ms)
+        check_parameter("transactions_max", whole_number_check(1, 1000), self.transactions_max)
+        check_parameter("on_error", ON_ERROR, self.on_error)
+        check_parameter("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
+        check_parameter("statistics", instance_check(ProcessStatistics, optional=False), self.statistics)
 
 
 async def process(
@@ -170,19 +170,19 @@ async def process(
     again, and becomes a dead letter by the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced,
     and the error that ends the consumer.
     """
-    check_one("consumer", instance_check(Consumer, optional=False), consumer)
-    check_one("producer", instance_check(Producer, optional=False), producer)
-    check_one("function", FUNCTION, function)
+    check_parameter("consumer", instance_check(Consumer, optional=False), consumer)
+    check_parameter("producer", instance_check(Producer, optional=False), producer)
+    check_parameter("function", FUNCTION, function)
     counted = statistics if statistics is not None else ProcessStatistics()
-    options = Options(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
-    return await ProcessLoop(consumer, producer, make_loop_apply(function), options).run()
+    options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
+    return await ProcessLoop(consumer, producer, make_loop_processor(function), options).run()
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 """Types of results that are not awaited, so that nothing is asked for each message."""
 
 
-def make_loop_apply(function: Callable[[Message], Any]) -> Apply:
+def make_loop_processor(function: Callable[[Message], Any]) -> Apply:
     """Returns a function that applies the program's `function` to a batch in the event loop, message by message."""
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
@@ -235,7 +235,7 @@ class TransactionBatch:
 class ProcessLoop:
     """One call of `process`."""
 
-    def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
+    def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
         options.check()
         if consumer.connections is not producer.connections:
             raise WrongValue("the consumer and the producer are of one client")

@@ -30,44 +30,44 @@ from ...proto.errors import MagnetarError, TimedOut
 from ...proto.names import Position
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
-from ..common.checks import Check, WrongValue, check_one
+from ..common.checks import ParameterCheck, WrongValue, check_parameter
 from ..common.errors import (
     InvalidTxnStatusError,
     OutcomeUnknown,
     PulsarException,
     Timeout,
     TransactionEnded,
-    translate,
+    translate_error,
 )
-from ..common.loggers import ignore_error, run_logged
+from ..common.loggers import ignore_error, run_logging_errors
 from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
     EndKind,
     EndTransaction,
-    InTransaction,
-    Receipts,
     ReportEnd,
-    ReportIdle,
+    ReportOperationsDone,
     SendAllowance,
+    TopicReceipts,
     TransactionCore,
     TransactionEffect,
     TransactionEndpoint,
+    TransactionPort,
     TransactionState,
 )
 from .coordinators import Coordinators
 
 _LOG = logging.getLogger("magnetar.client")
 VERBS = {EndKind.COMMIT: wire.EndItem.COMMIT, EndKind.ABORT: wire.EndItem.ABORT, EndKind.PREPARE: wire.EndItem.PREPARE}
-WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
+WAIT = ParameterCheck("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
 UNTIL_MAX = 10 * 365 * 86400.0
-UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
+UNTIL = ParameterCheck("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
 LEAVE_S = 5.0
 """Seconds that a body which was cancelled waits for its abort, which goes on after it."""
 Wait = Literal["durable", "visible"]
 
 
-class Transaction(InTransaction):
+class Transaction(TransactionPort):
     """Sends and acknowledgements that count together or not at all. `Client.transaction` makes it.
 
         async with client.transaction() as txn:
@@ -117,7 +117,7 @@ class Transaction(InTransaction):
     def begin_now(self) -> bool:
         """Begins the transaction with an id that was leased in advance. Returns False if there is none: the caller
         must `await` the transaction. May be called from any thread."""
-        found = self._home.begin_now(self)
+        found = self._home.begin_leased(self)
         if found is not None:
             self._start(found)
         return found is not None
@@ -130,15 +130,15 @@ class Transaction(InTransaction):
         if self._inside:
             raise TransactionEnded("transactions are not nested: it is entered already")
         self._inside = True
-        self._home.enter_body(self)
+        self._home.enter_with_block(self)
         try:
             return self if self._core is not None else await self._begin()
         except BaseException:
-            self._home.leave_body(self)
+            self._home.leave_with_block(self)
             raise
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        self._home.leave_body(self)
+        self._home.leave_with_block(self)
         core = self._known
         if core.state is not TransactionState.OPEN:
             if kind is None and self._ending is not None:
@@ -231,7 +231,7 @@ class Transaction(InTransaction):
 
     def _do(self, effects: list[TransactionEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, ReportIdle):
+            if isinstance(effect, ReportOperationsDone):
                 if self._idle is not None and not self._idle.done():
                     self._idle.set_result(None)
             elif isinstance(effect, ReportEnd):
@@ -248,7 +248,7 @@ class Transaction(InTransaction):
         Raises TransactionAborted if nothing of it counts, also because an operation in it failed; TransactionFenced.
         After OutcomeUnknown call it again, or ask `transaction_status`.
         """
-        check_one("wait", WAIT, wait)
+        check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
             await self._outlive(self._ending)
@@ -266,7 +266,7 @@ class Transaction(InTransaction):
         more. `commit` or `abort` end it here, or any program by its id: `Client.commit_transaction`,
         `abort_transaction`, or asyncio's `commit_batch`. Readers wait for it until then. Raises what `commit` raises.
         """
-        check_one("until", UNTIL, until)
+        check_parameter("until", UNTIL, until)
         core = self._known
         if core.state is TransactionState.OPEN:
             self._start_ending(self._prepare(until))
@@ -281,7 +281,7 @@ class Transaction(InTransaction):
         """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
         called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
         coordinator does not answer."""
-        check_one("wait", WAIT, wait)
+        check_parameter("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
             await self._outlive(self._ending)
@@ -410,7 +410,7 @@ class Transaction(InTransaction):
                     return TxnState.OPEN, error if error.definite and not error.retryable else None
 
 
-def make_participant(receipts: Receipts) -> wire.Participant:
+def make_participant(receipts: TopicReceipts) -> wire.Participant:
     found = wire.Participant(topic=receipts.topic, entries=receipts.entries)
     if receipts.entries > 0:
         found.last.ledger_id, found.last.entry_id = receipts.last
@@ -454,12 +454,12 @@ class Transactions:
         """Returns the number of open transactions."""
         return len(self._open)
 
-    def begin_now(self, transaction: Transaction) -> TxnId | None:
+    def begin_leased(self, transaction: Transaction) -> TxnId | None:
         """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
         be called from any thread."""
         if transaction.name is not None:
             return None
-        found = self.coordinators.begin_now(_timeout_ms(transaction), self.run_soon)
+        found = self.coordinators.begin_leased(_timeout_ms(transaction), self.run_soon)
         if found is not None:
             self._open[transaction] = None
         return found
@@ -472,7 +472,7 @@ class Transactions:
             else:
                 found = await self.coordinators.begin_named(transaction.name, timeout_ms)
         except MagnetarError as error:
-            raise translate(error) from error
+            raise translate_error(error) from error
         self._open[transaction] = None
         return found
 
@@ -493,17 +493,17 @@ class Transactions:
         if threading.get_ident() == self._thread:
             work()
         else:
-            self._loop.call_soon_threadsafe(run_logged, work, ignore_error)
+            self._loop.call_soon_threadsafe(run_logging_errors, work, ignore_error)
 
     # ------------------------------------------------------------------------------ bodies
-    def enter_body(self, transaction: Transaction) -> None:
+    def enter_with_block(self, transaction: Transaction) -> None:
         task = asyncio.current_task()
         if task is not None:
             if task in self._bodies:
                 raise TransactionEnded("transactions are not nested: this task is in the body of another one")
             self._bodies[task] = transaction
 
-    def leave_body(self, transaction: Transaction) -> None:
+    def leave_with_block(self, transaction: Transaction) -> None:
         for task, each in list(self._bodies.items()):
             if each is transaction:
                 del self._bodies[task]

@@ -32,7 +32,7 @@ from ..access import NOTHING, CallerAccess
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from ..tcp import http2_frames as frames
 from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..tcp.http2_frames import HEADER_BYTES_MAX, Code, Header, HeaderDecoder, Setting, encode_headers
+from ..tcp.http2_frames import HEADER_BYTES_MAX, ErrorCode, Header, HeaderDecoder, Setting, encode_headers
 from .errors import ERROR_TRAILER, Status, copy_error, error_for_status, parse_details
 from .limits import HEADER, ChannelTls, authorization_of, check_encrypted
 from .messages import MessageStream, prefix
@@ -165,7 +165,7 @@ class _UnaryCall(MessageStream):
         """
         self.done.cancel()
         if self.connection is not None:
-            self.connection.reset(self, Code.CANCEL)
+            self.connection.reset(self, ErrorCode.CANCEL)
 
 
 class _ClientStream(GrpcStream):
@@ -194,13 +194,13 @@ class _ClientStream(GrpcStream):
             else:
                 self.break_output(ConnectionLost(f"{self._endpoint} ended the stream"))
                 self.end_receiving(EndOfStream())
-                self._reset(Code.CANCEL)
+                self._reset(ErrorCode.CANCEL)
 
     def close_with(self, error: MagnetarError) -> None:
         """Ends the stream with an error that the server sent, or of the connection."""
         self.break_output(_broken_by(error))
         self.end_receiving(error)
-        self._reset(Code.CANCEL)
+        self._reset(ErrorCode.CANCEL)
 
     def on_input_ended(self) -> None:
         if self._end is None:
@@ -212,9 +212,9 @@ class _ClientStream(GrpcStream):
         self.close_with(_lost(error, code, self._endpoint))
 
     def cut(self, error: MagnetarError) -> None:
-        self._reset(Code.CANCEL)
+        self._reset(ErrorCode.CANCEL)
 
-    def _reset(self, code: Code) -> None:
+    def _reset(self, code: ErrorCode) -> None:
         if self.connection is not None:
             self.connection.reset(self, code)
 
@@ -245,9 +245,9 @@ def _broken_by(error: MagnetarError) -> MagnetarError:
 
 def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
     """Returns the error of a call whose stream was reset with `code`, or whose connection is lost."""
-    if code == Code.REFUSED_STREAM:
+    if code == ErrorCode.REFUSED_STREAM:
         return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
-    if code == Code.HTTP_1_1_REQUIRED:
+    if code == ErrorCode.HTTP_1_1_REQUIRED:
         return WrongProtocol(f"{endpoint} does not speak gRPC", endpoint=endpoint)
     return ConnectionLost(f"{endpoint}: {error.message}", endpoint=endpoint)
 
@@ -275,7 +275,7 @@ class _ClientConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.window.open_whole()
+        self.window.widen_to_maximum()
 
     def on_settings(self) -> None:
         if not self.ready.done():
@@ -289,7 +289,7 @@ class _ClientConnection(Http2Connection[_Head]):
         for call, _ in waiting:
             call.on_lost(error, None)
 
-    def break_off(self, code: Code, text: str) -> None:
+    def break_off(self, code: ErrorCode, text: str) -> None:
         self.came_in_vain = not self.is_ready
         super().break_off(code, text)
 
@@ -332,9 +332,9 @@ class _ClientConnection(Http2Connection[_Head]):
         not_begun = [stream for id_, stream in self.streams.items() if id_ > last]
         for stream in not_begun:
             self._remove_stream(stream)
-            stream.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+            stream.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), ErrorCode.REFUSED_STREAM)
         for call, _ in waiting:
-            call.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+            call.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), ErrorCode.REFUSED_STREAM)
         self.drain()
 
 
@@ -408,12 +408,12 @@ class GrpcChannel:
                 has_connected = True
                 await connection.ready
         except TimeoutError as error:
-            connection.abort_now()
+            connection.abort_connecting()
             return self._unreached(error, has_connected=has_connected)
         except (OSError, ValueError) as error:  # ValueError: a host name that is none
             return self._unreached(error, has_connected=False)
         except BaseException:
-            connection.abort_now()
+            connection.abort_connecting()
             raise
         if connection.is_ready and not connection.is_lost:
             return connection

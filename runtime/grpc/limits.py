@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, CredentialsExpired, InvalidConfiguration, MagnetarError
-from ..access import LOCAL, Caller, CallerAccess, Guard, Limits, Principal, PrincipalKind, TlsFiles
+from ..access import LOCAL, Caller, CallerAccess, CallerLimits, Guard, Principal, PrincipalKind, TlsFiles
 from ..budget import MemoryBudget
 from ..clock import Clock
 from ..logs import AuditLog
 from ..network import Endpoint, address_network
-from ..tcp.listening import caller_context, listener_context
+from ..tcp.listening import make_caller_tls_context, make_listener_tls_context
 from .stream import CROWDED_BYTES
 
 IDLE_S = 120
@@ -50,7 +50,7 @@ class WatchedStream(Protocol):
     @property
     def queued_bytes(self) -> int: ...
     @property
-    def left_bytes(self) -> int: ...
+    def sent_bytes(self) -> int: ...
     def break_off(self, error: MagnetarError) -> None: ...
 
 
@@ -68,7 +68,7 @@ class _Seen:
 class OpenStreams:
     """The open streams of one listener: bounds their number for each address, and ends those without progress."""
 
-    def __init__(self, limits: Limits, answers: MemoryBudget) -> None:
+    def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
         self._answers = answers
         self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
@@ -118,7 +118,7 @@ class OpenStreams:
         if not stream.has_read:
             seen.silent += 1
             return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""
-        left = stream.left_bytes
+        left = stream.sent_bytes
         seen.unread = seen.unread + 1 if stream.queued_bytes and left == seen.left else 0
         seen.left = left
         if seen.unread > self._unread_max:
@@ -253,7 +253,7 @@ def authorization_of(access: CallerAccess) -> bytes:
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 
-def server_context(tls: TlsFiles) -> ssl.SSLContext:
+def make_server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Returns the TLS context of a listener. Raises InvalidConfiguration if a file cannot be read, or is no PEM file.
     """
     _pem(tls.certificate, "CERTIFICATE")
@@ -261,7 +261,7 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
     _check_pair(tls)
     if tls.ca:
         _pem(tls.ca, "CERTIFICATE")
-    return listener_context(tls, (PROTOCOL,))
+    return make_listener_tls_context(tls, (PROTOCOL,))
 
 
 class ChannelTls:
@@ -269,7 +269,7 @@ class ChannelTls:
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
-        self.context = channel_context(tls)
+        self.context = make_channel_tls_context(tls)
         self._stamps = _stamps(tls)
 
     def reload(self) -> bool:
@@ -280,14 +280,14 @@ class ChannelTls:
             if stamps == self._stamps:
                 return False
             self._stamps = stamps
-            self.context = channel_context(self._tls)
+            self.context = make_channel_tls_context(self._tls)
         except (InvalidConfiguration, ValueError) as error:
             _LOG.error("new TLS files are not used, the ones before stay: %s", error)
             return False
         return True
 
 
-def channel_context(tls: TlsFiles) -> ssl.SSLContext:
+def make_channel_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Returns the TLS context of a channel. Raises InvalidConfiguration if a file cannot be read, or is no PEM file."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
@@ -297,7 +297,7 @@ def channel_context(tls: TlsFiles) -> ssl.SSLContext:
         _check_pair(tls)
     if tls.ca:
         _pem(tls.ca, "CERTIFICATE")
-    context = caller_context(tls)
+    context = make_caller_tls_context(tls)
     context.set_alpn_protocols([PROTOCOL])
     return context
 

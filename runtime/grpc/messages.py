@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.errors import MessageTooLarge, WrongProtocol
 from ..budget import ArrivingMemory
 from ..network import REQUEST_BYTES_MAX
@@ -120,7 +120,7 @@ class MessageStream(Http2Stream):
         self._early, self._message, self._filled, self._cost = None, bytearray(size), 0, PREFIX_BYTES
         self._place = memoryview(self._message)
 
-    def window_opened(self) -> None:
+    def on_reading_started(self) -> None:
         """Called when the service begins to read the stream: reserves memory for a long message that began before."""
         if self._early is not None and self._arrivals is not None and self._arrivals.admit(self, self._size):
             self.on_memory_reserved()
@@ -156,7 +156,7 @@ class MessageStream(Http2Stream):
         if self._arrivals is not None:
             self._arrivals.discard(self)
 
-    def direct_room(self) -> memoryview | None:
+    def direct_read_buffer(self) -> memoryview | None:
         if self._message is None or len(self._message) - self._filled < DIRECT_BYTES:
             return None
         return self._place[self._filled :]
@@ -182,7 +182,7 @@ class MessageStream(Http2Stream):
         """
         self._has_waiting = False
         if self._arrivals is not None:
-            self._arrivals.on_read(self)
+            self._arrivals.on_messages_read(self)
         if self.connection is not None:
             self.connection.window.credit_stream(self, cost)
             if self._message is not None:
@@ -222,7 +222,7 @@ LONG_BYTES = 16 << 10
 
 NUMBER_BYTES_MAX = 10
 _TAG = 0x0A  # of field 1, length-delimited
-PREFIXES = [b"\x0a" + varint(size) for size in range(SHORT)]
+PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
 
 

@@ -39,7 +39,7 @@ from ..tcp.http2_frames import (
     PATIENCE_KNOWN,
     PATIENCE_RATE,
     REFUSED,
-    Code,
+    ErrorCode,
     Header,
     HeaderDecoder,
     Setting,
@@ -48,7 +48,7 @@ from ..tcp.http2_frames import (
 from ..tcp.listening import Listening, UnauthenticatedConnections, listen
 from ..tcp.share import LoopShare
 from .errors import Status, error_trailers, status_trailers
-from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, server_context
+from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
 from .messages import MessageStream, copied_tags, prefix
 from .stream import GrpcStream
 
@@ -98,7 +98,7 @@ class GrpcServing:
         self._listener.accept_no_more()
         if grace_s and handlers:
             await asyncio.wait(list(handlers), timeout=grace_s)
-        self._listener.cut_all()
+        self._listener.end_all_streams()
         if handlers:
             left = list(handlers)
             await asyncio.wait(left, timeout=HANDLERS_TIMEOUT_S)
@@ -114,7 +114,7 @@ async def serve(
     files cannot be used.
     """
     listener = _Listener(services, access, clock)
-    tls = server_context(access.tls) if access.tls is not None else None
+    tls = make_server_tls_context(access.tls) if access.tls is not None else None
     server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)
     return GrpcServing(listener, server, Endpoint(endpoint.host, server.port))
 
@@ -252,7 +252,7 @@ class _Listener:
         for connection in list(self.connections):
             connection.go_away()
 
-    def cut_all(self) -> None:
+    def end_all_streams(self) -> None:
         for connection in list(self.connections):
             connection.close(ConnectionLost("the server is closing"))
         self.share.close()
@@ -352,7 +352,7 @@ class _ServerConnection(Http2Connection[_Head]):
         """Accepts no more calls (GOAWAY); open calls continue."""
         if not self.is_draining:
             self.is_draining = True
-            self.out.write(frames.goaway(self._last, Code.NO_ERROR))
+            self.out.write(frames.goaway(self._last, ErrorCode.NO_ERROR))
 
     def charge_refused(self, cost: int) -> None:
         """Charges the connection for a call that was refused; `cost` is that of its header block."""
@@ -370,7 +370,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def on_stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
         if id_ % 2 == 0:
-            raise frames.ProtocolViolation(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
+            raise frames.ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
@@ -378,7 +378,7 @@ class _ServerConnection(Http2Connection[_Head]):
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
             self.allowance.charge(REFUSED + cost)
-            self.out.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
+            self.out.write(frames.rst_stream(id_, ErrorCode.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
@@ -387,7 +387,7 @@ class _ServerConnection(Http2Connection[_Head]):
             stream.in_ended = ended
             self.out.send_headers(stream, encode_headers(refusal), ends=True)
             if not ended:
-                self.reset(stream, Code.NO_ERROR)
+                self.reset(stream, ErrorCode.NO_ERROR)
             return
         method = self._listener.methods[head.path]
         plain = _PlainStream if method.target.is_plain else _ServerStream
@@ -417,7 +417,7 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
         return
     connection.out.send_headers(stream, encode_headers(trailers if begun else [*_ANSWER, *trailers]), ends=True)
     if stream.connection is not None:
-        connection.reset(stream, Code.NO_ERROR)
+        connection.reset(stream, ErrorCode.NO_ERROR)
 
 
 # ---------------------------------------------------------------------------------- unary
@@ -577,10 +577,10 @@ class _ServerStream(GrpcStream):
                 return  # the caller gave up
             held.enter_context(self._listener.callers.end_on_expiry(who.principal, self.break_off))
             arrivals = self._listener.memory.arrivals
-            window = arrivals.open_window(STREAM_WINDOW)
-            held.callback(arrivals.close_window, window)
+            window = arrivals.reserve_window(STREAM_WINDOW)
+            held.callback(arrivals.release_window, window)
             connection.window.open(self, window)
-            self.window_opened()
+            self.on_reading_started()
             self._listener.streams.add(self, who.peer)
             try:
                 self._end_with(await self._outcome(who))
@@ -616,14 +616,14 @@ class _ServerStream(GrpcStream):
         if self.connection is not None:
             self.connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
 
-    def drained_out(self) -> None:
+    def on_output_drained(self) -> None:
         connection = self.connection
         if self._ending and connection is not None and not self.out_ended:
             connection.out.send_headers(
                 self, _OK_BLOCK if self._trailers is None else encode_headers(self._trailers), ends=True
             )
             if self.connection is not None:
-                connection.reset(self, Code.NO_ERROR)
+                connection.reset(self, ErrorCode.NO_ERROR)
             self.break_output(ConnectionLost("the stream is over"))
 
     def cut(self, error: MagnetarError) -> None:
@@ -751,4 +751,4 @@ class _PlainStream(MessageStream):
         if self._ending and not self._out:
             connection.out.send_headers(self, _OK_BLOCK, ends=True)
             if self.connection is not None:
-                connection.reset(self, Code.NO_ERROR)
+                connection.reset(self, ErrorCode.NO_ERROR)

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ..budget import CallerMemory
 from ..files import Buffer
@@ -88,7 +88,7 @@ class GrpcStream(MessageStream):
         # out
         self._items: deque[tuple[int, Pieces]] = deque()  # bytes, with the tag and the length
         self.queued_bytes = 0
-        self.left_bytes = 0
+        self.sent_bytes = 0
         self._leaving: deque[Buffer] = deque()  # the rest of the envelope that is being sent …
         self._leaving_bytes = 0  # … its bytes …
         self._leaving_size = 0  # … and how many queued bytes the whole has
@@ -116,7 +116,7 @@ class GrpcStream(MessageStream):
         else:
             data = item if isinstance(item, bytes) else item.SerializeToString()
             pieces, size = (data,), len(data)
-        head = PREFIXES[size] if size < SHORT else b"\x0a" + varint(size)
+        head = PREFIXES[size] if size < SHORT else b"\x0a" + encode_varint(size)
         size += len(head)
         self._items.append((size, (head, *pieces)))
         self.queued_bytes += size
@@ -138,7 +138,7 @@ class GrpcStream(MessageStream):
             raise copy_error(self._broken)
 
     async def wait_sent(self, offset: int) -> None:
-        while self.left_bytes < offset and self._broken is None:
+        while self.sent_bytes < offset and self._broken is None:
             await self._wait_change()
         if self._broken is not None:
             raise copy_error(self._broken)
@@ -169,17 +169,17 @@ class GrpcStream(MessageStream):
                 return  # there is no room, or the stream broke meanwhile
             self.queued_bytes -= self._leaving_size
             self._answers.held -= self._leaving_size
-            self.left_bytes += self._leaving_size
+            self.sent_bytes += self._leaving_size
             if self._waiting:
                 self._has_left()
         if self._closing:
-            self.drained_out()
+            self.on_output_drained()
 
     def answer(self) -> None:
         """At a server: sends the head of the answer; called once, before the first item."""
         raise NotImplementedError
 
-    def drained_out(self) -> None:
+    def on_output_drained(self) -> None:
         """Called when the stream is closing and everything queued was sent."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:

@@ -47,12 +47,12 @@ from ...proto.errors import (
 )
 from ..clock import Clock
 from ..files import Buffer
-from ..network import Asker, Endpoint, Reply
+from ..network import AnswerListener, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
-from .in_flight import FutureAsker, InFlight, SendQueue, message_bytes
-from .keys import CLEAR, KeyPair, PeerCalling
-from .sockets import MULTIPARTS_PER_TURN, Context, Wire, zmq_address
+from .in_flight import FutureAnswerListener, InFlight, SendQueue, message_bytes
+from .keys import CLEAR, KeyPair, PeerClientKeys
+from .sockets import MULTIPARTS_PER_TURN, Context, LoopSocket, zmq_address
 
 # ------------------------------------------------------------------------------------------------------ greeting
 # The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
@@ -103,7 +103,7 @@ class ZmqPeer:
     """The client end of a peer connection. Must be used in one event loop; connects at the first request."""
 
     def __init__(
-        self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
+        self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._context = context
@@ -137,13 +137,13 @@ class ZmqPeer:
         }
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        asker = FutureAsker(self._loop)
+        asker = FutureAnswerListener(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
 
     def post(
-        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         size = message_bytes(head, frames)
         if self._closed:
@@ -291,7 +291,7 @@ class _Link:
         socket = context.open(zmq.DEALER)
         if peer.access.own is not None:
             context.set_client_keys(socket, peer.access.own, peer.access.server)
-        self.wire = Wire(context, socket, routed=False)
+        self.wire = LoopSocket(context, socket, routed=False)
         self._monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

@@ -15,11 +15,12 @@ from ...proto.errors import MagnetarError, TimedOut
 from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
-from ..network import COALESCE_BYTES, Asker, Endpoint, Reply
+from ..network import COALESCE_BYTES, AnswerListener, Endpoint, Reply
 
 
-class FutureAsker:
-    """An `Asker` that sets the result of a future. A future that is done already (cancelled) stays as it is."""
+class FutureAnswerListener:
+    """An `AnswerListener` that sets the result of a future. A future that is done already (cancelled) stays as it
+    is."""
 
     __slots__ = ("future",)
 
@@ -44,7 +45,7 @@ class InFlight:
         self._now = clock.monotonic
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, tuple[Asker, float]] = {}
+        self._waiting: dict[int, tuple[AnswerListener, float]] = {}
         self._alarm = Alarm(clock, self._expire)
         self._last = 0
         self.late = 0
@@ -52,13 +53,13 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, asker: Asker, timeout_s: float) -> int:
+    def add(self, asker: AnswerListener, timeout_s: float) -> int:
         """Adds a request; returns its id."""
         self._last = id_ = self._last + 1
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
         if deadline < self._alarm.at:
-            self._alarm.set_no_later(deadline)
+            self._alarm.set_if_earlier(deadline)
         return id_
 
     def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -82,7 +83,7 @@ class InFlight:
         for asker, _ in waiting.values():
             self._fail(asker, type(error)(error.message, **error.fields))
 
-    def _fail(self, asker: Asker, error: MagnetarError) -> None:
+    def _fail(self, asker: AnswerListener, error: MagnetarError) -> None:
         try:
             asker.on_failed(error)
         except Exception as fault:
@@ -100,7 +101,7 @@ class InFlight:
         for id_ in [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]:
             self.fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
         if self._waiting:
-            self._alarm.set_no_later(min(deadline for _, deadline in self._waiting.values()))
+            self._alarm.set_if_earlier(min(deadline for _, deadline in self._waiting.values()))
 
 
 # -------------------------------------------------------------------------------------------------------- outbox

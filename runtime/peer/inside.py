@@ -33,7 +33,7 @@ from ..files import Buffer
 from ..network import (
     COALESCE_BYTES,
     SLOW_S,
-    Asker,
+    AnswerListener,
     Endpoint,
     Network,
     Peer,
@@ -41,8 +41,8 @@ from ..network import (
     PeerServing,
     Reply,
 )
-from .in_flight import ITEM_BYTES, QUEUE_BYTES_MAX, FutureAsker, InFlight
-from .keys import CLEAR, PeerCalling, PeerListening
+from .in_flight import ITEM_BYTES, QUEUE_BYTES_MAX, FutureAnswerListener, InFlight
+from .keys import CLEAR, PeerClientKeys, PeerServerKeys
 from .sockets import TURN_BYTES
 
 
@@ -50,7 +50,7 @@ class InProcessRequest:
     """A request within the process (`runtime.network.Request`), from its peer's queue to its answer.
     `InProcessPeer.post` sets its fields; `size` is the number of its bytes in the queue.
 
-    The `Asker` of a request may be a subclass of it, which saves an object per request.
+    The `AnswerListener` of a request may be a subclass of it, which saves an object per request.
     """
 
     __slots__ = ("connection", "frames", "head", "id", "size")
@@ -156,13 +156,13 @@ class InProcessPeer:
         return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        asker = FutureAsker(self._loop)
+        asker = FutureAnswerListener(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
             asker.on_failed(refused)
         return asker.future
 
     def post(
-        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
         server = self._servers.get(self._endpoint)
         if server is None or server.identity != self._identity:
@@ -257,14 +257,14 @@ class InProcessNetwork:
         )  # fmt: skip
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         serving = await self._outside.serve_peers(endpoint, identity, service, access)
         return (
             InProcessServing(serving, InProcessServer(identity, service), self._servers) if access is None else serving
         )
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         outside = self._outside.peer(endpoint, identity, access)
         if access.own is not None:
             return outside

@@ -38,7 +38,7 @@ class PeerGate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerListening:
+class PeerServerKeys:
     """The keys of a peer server, and its gate: it serves only clients that know its public key and that the gate
     admits.
     """
@@ -48,12 +48,12 @@ class PeerListening:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerCalling:
+class PeerClientKeys:
     """The keys of the client end of a peer connection, and the public key that the server must have."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)
 
 
-CLEAR = PeerCalling()
+CLEAR = PeerClientKeys()
 """A peer connection without keys."""

@@ -29,8 +29,8 @@ from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, encode_refusal
 from .in_flight import SendQueue, message_bytes
-from .keys import PeerListening
-from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, zmq_address
+from .keys import PeerServerKeys
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, LoopSocket, zmq_address
 
 if TYPE_CHECKING:
     import zmq
@@ -188,8 +188,8 @@ class ZmqPeerServer:
     """The server end: a ROUTER socket. Made by `serve`."""
 
     def __init__(
-        self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
-        access: PeerListening | None = None, leave: Callable[[], None] = lambda: None,
+        self, wire: LoopSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
+        access: PeerServerKeys | None = None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Creates the server. `leave` is called when it closes."""
         self._wire = wire
@@ -367,7 +367,7 @@ class ZmqPeerServer:
 
 
 async def serve(
-    context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
     """Starts to listen. Raises Busy if the port is taken."""
     import zmq
@@ -390,7 +390,7 @@ async def serve(
         leave()
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
     bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
-    return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service, access, leave)
+    return ZmqPeerServer(LoopSocket(context, socket, routed=True), bound_to, bound, identity, service, access, leave)
 
 
 def is_local(address: str) -> bool:

@@ -1,14 +1,15 @@
-"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `Wire`); the admission of clients by their
-keys (`Admission`); and the network of a cluster's member, with its certificates and keys (`MemberNetwork`).
+"""ZeroMQ sockets in an asyncio loop, by their file descriptors (`Context`, `LoopSocket`); the admission of clients by
+their keys (`ZapHandler`); and the network of a cluster's member, with its certificates and keys (`MemberNetwork`).
 
 The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
 the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
-the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls `Wire.recheck`
-afterwards.
+the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls
+`LoopSocket.recheck` afterwards.
 
-`Wire.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and counted.
-One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing needs to be
-closed at the end of the process. `zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB (measured).
+`LoopSocket.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and
+counted. One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing
+needs to be closed at the end of the process. `zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB
+(measured).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX, Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
 from ..tasks import Tasks
 from .envelope import Envelope, Malformed, WrongMagic, decode
-from .keys import CLEAR, NO_KEY, KeyPair, PeerCalling, PeerGate, PeerListening
+from .keys import CLEAR, NO_KEY, KeyPair, PeerClientKeys, PeerGate, PeerServerKeys
 
 if TYPE_CHECKING:
     import zmq
@@ -53,7 +54,7 @@ _FIELDS = 9
 """Frames of a question: route, an empty one, and the seven of the table."""
 
 
-class Admission:
+class ZapHandler:
     """The ZAP handler of a ZeroMQ context: asks each server's gate whether a client's key is admitted. The context
     closes `socket`.
     """
@@ -181,7 +182,7 @@ class Context:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._pid = 0
         self._sockets = 0
-        self._admission: Admission | None = None
+        self._admission: ZapHandler | None = None
 
     def open(self, kind: int) -> zmq.Socket[bytes]:
         import zmq
@@ -209,7 +210,7 @@ class Context:
             socket.setsockopt(option, value)
         return socket
 
-    def set_server_keys(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
+    def set_server_keys(self, socket: zmq.Socket[bytes], access: PeerServerKeys) -> str:
         """Sets the keys of a server's socket before it is bound, so that it accepts only clients that `access.gate`
         admits. Returns the ZAP domain of the server.
         """
@@ -222,7 +223,7 @@ class Context:
             except zmq.ZMQError:
                 self.close(handler)
                 raise
-            self._admission = Admission(handler)
+            self._admission = ZapHandler(handler)
         domain = self._admission.add(access.gate)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, access.own.secret)
@@ -258,7 +259,7 @@ class Context:
             _UNENDED.discard(context)
 
 
-class Wire:
+class LoopSocket:
     """A ZeroMQ socket in the event loop: calls `readable` when envelopes may have arrived, and `writable` when a
     refused send may succeed.
     """
@@ -429,7 +430,7 @@ class MemberNetwork:
     """
 
     def __init__(
-        self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerListening | None = None
+        self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerServerKeys | None = None
     ) -> None:
         self._inner = inner
         self._listener = listener
@@ -437,7 +438,7 @@ class MemberNetwork:
         self._peers = peers
         self.serve_bytes, self.connect_bytes, self.new_keys = inner.serve_bytes, inner.connect_bytes, inner.new_keys
 
-    def with_peers(self, peers: PeerListening) -> MemberNetwork:
+    def with_peers(self, peers: PeerServerKeys) -> MemberNetwork:
         """Returns this network with these keys and this gate for peer connections."""
         return MemberNetwork(self._inner, self._listener, self._caller, peers)
 
@@ -452,10 +453,10 @@ class MemberNetwork:
         return self._inner.connect(endpoint, self._caller if access is NOTHING else access)
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         return await self._inner.serve_peers(endpoint, identity, service, access or self._peers)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         own = access.own if self._peers is None else self._peers.own
         return self._inner.peer(endpoint, identity, replace(access, own=own))

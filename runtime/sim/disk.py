@@ -6,7 +6,7 @@ Durable is exactly what runtime/files.py guarantees:
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
 `Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
-A process kill (`process_died`) loses only locks and open files: the system's cache survives.
+A process kill (`on_process_died`) loses only locks and open files: the system's cache survives.
 A power loss (`power_lost(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
 512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
 real file systems do, and all that a correct store may rely on.
@@ -298,13 +298,13 @@ class Disk:
     def disarm(self) -> None:
         self._armed = None
 
-    def process_died(self) -> None:
+    def on_process_died(self) -> None:
         """Releases the locks of the process that died; content and names stay as they were read."""
         self._locks.clear()
         self.disarm()
 
-    def power_lost(self, rng: random.Random) -> None:
-        self.process_died()
+    def on_power_lost(self, rng: random.Random) -> None:
+        self.on_process_died()
         changes: list[NameChange] = []
         inodes: list[Inode] = []
         for directory, _ in self._walk(self.root, "/"):
@@ -339,7 +339,7 @@ class Disk:
     def wipe(self) -> None:
         """Deletes everything, as if the disk were replaced by a new one."""
         self.root = Directory()
-        self.process_died()
+        self.on_process_died()
 
     def snapshot(self) -> Directory:
         """Returns what is durable now, for `restore`."""
@@ -364,7 +364,7 @@ class Disk:
     def restore(self, root: Directory) -> None:
         """Sets the disk back to a snapshot. No process may be using the disk."""
         self.root = root
-        self.process_died()
+        self.on_process_died()
 
     # ------------------------------------------------------------------ looking (not operations of a process)
     def paths(self) -> list[str]:

@@ -13,7 +13,7 @@ import hashlib
 import random
 
 from ...proto.errors import MagnetarError
-from ..peer.keys import KeyPair, PeerCalling, PeerListening
+from ..peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
 
 HELLO, WELCOME, REFUSED = b"HELLO", b"WELCOME", b"REFUSED"
 
@@ -31,12 +31,12 @@ def _public(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-def hello(access: PeerCalling) -> list[bytes]:
+def hello(access: PeerClientKeys) -> list[bytes]:
     assert access.own is not None, "a caller in clear says no hello"
     return [HELLO, access.own.public.encode(), access.own.secret, access.server.encode()]
 
 
-async def answer(parts: list[bytes], access: PeerListening | None) -> tuple[list[bytes], str]:
+async def answer(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
     """Returns the answer to a hello, and the client's key if the answer is WELCOME. An empty answer means that the
     connection breaks.
     """

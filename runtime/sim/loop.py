@@ -125,7 +125,7 @@ class Deadlock(Exception):
     """Raised when the simulation can never go on: nothing is ready and no timer is set."""
 
 
-class OutOfBounds(Exception):
+class RunTooLong(Exception):
     """Raised when the run exceeded its bound of steps or virtual time, by a livelock or by work without an end."""
 
 
@@ -274,7 +274,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Sets the time to the next timer, exactly (adding a difference would lose the last bits)."""
         self._now = max(self._now, self._scheduled[0].when())
         if self.elapsed_s > self._seconds_max:
-            raise OutOfBounds(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
+            raise RunTooLong(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
 
     def _deadlock(self) -> NoReturn:
         when = f"at {self.elapsed_s:.6f} s"
@@ -309,7 +309,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
         self._trace.add_step(self.elapsed_s, name or type(callback).__name__)
         if self._trace.steps > self._steps_max:
-            raise OutOfBounds(f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}")
+            raise RunTooLong(f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}")
         return True
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> events.Handle:

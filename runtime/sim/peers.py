@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from ...proto import errors
 from ..access import LOCAL, Principal
 from ..files import Buffer
-from ..network import COALESCE_BYTES, SLOW_S, Asker, Endpoint, PeerService, Reply, notify_asker
+from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerService, Reply, notify_on_answer
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
-from ..peer.keys import CLEAR, PeerCalling, PeerListening
+from ..peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
 from . import keys
 from .wires import ConnectionEnd, Wires
@@ -39,7 +39,7 @@ class SimPeer:
     """The client end of a simulated peer connection (`runtime.network.Peer`)."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires
@@ -84,9 +84,9 @@ class SimPeer:
         return future
 
     def post(
-        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> errors.MagnetarError | None:
-        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(notify_asker, asker))
+        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(notify_on_answer, asker))
         return None
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class SimPeer:
                 self._dial()
             return
         outbox, self._outbox = self._outbox, []
-        for batch in batches(outbox):
+        for batch in split_into_messages(outbox):
             parts = [bytes(part) for part in encode(EnvelopeKind.REQUESTS, self._identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
@@ -173,7 +173,7 @@ class SimPeer:
             assert self._end is not None, "it was connected"
             self._on_refused(self._end, parts)
             return
-        envelope = decoded(parts)
+        envelope = decode_parts(parts)
         match envelope.kind:
             case EnvelopeKind.REPLIES:
                 for item in envelope.items:
@@ -217,7 +217,7 @@ class SimPeer:
             self._fail(id_, type(error)(error.message, **error.fields))
 
 
-def batches(items: list[PeerItem]) -> list[list[PeerItem]]:
+def split_into_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
     """Returns the items in groups that each fit into one multipart message."""
     batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
@@ -231,7 +231,7 @@ def batches(items: list[PeerItem]) -> list[list[PeerItem]]:
     return batches
 
 
-def decoded(parts: list[bytes]) -> Envelope:
+def decode_parts(parts: list[bytes]) -> Envelope:
     envelope = decode(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):
@@ -278,7 +278,7 @@ class SimPeerServer:
 
     def __init__(
         self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
-        access: PeerListening | None = None,
+        access: PeerServerKeys | None = None,
     ) -> None:  # fmt: skip
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self.owner = owner
@@ -402,7 +402,7 @@ class _Connection:
         if self._server.access is not None and not self._key:
             self.end.send([keys.REFUSED, keys.WANTED], "refused")
             return
-        envelope = decoded(parts)
+        envelope = decode_parts(parts)
         if self.principal() is None:
             ids = [item.id for item in envelope.items]
             self.end.send([encode_refusal(EnvelopeKind.UNAUTHORIZED, self._server.identity, ids)], "unauthorized")
@@ -425,7 +425,7 @@ class _Connection:
     def flush(self) -> None:
         self._flushing = False
         outbox, self._outbox = self._outbox, []
-        for batch in batches(outbox):
+        for batch in split_into_messages(outbox):
             parts = [bytes(part) for part in encode(EnvelopeKind.REPLIES, self._server.identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
-from ...proto.checksum import varint
+from ...proto.checksum import encode_varint
 from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .wires import ConnectionEnd
 
@@ -70,7 +70,7 @@ class SimStream:
         return self._queued_bytes
 
     @property
-    def left_bytes(self) -> int:
+    def sent_bytes(self) -> int:
         return self._left_bytes
 
     async def wait_sent(self, offset: int) -> None:
@@ -87,7 +87,7 @@ class SimStream:
         if isinstance(item, tuple):
             item = b"".join(item)
         data = item if isinstance(item, bytes) else item.SerializeToString(deterministic=True)
-        piece = b"\x0a" + varint(len(data)) + data
+        piece = b"\x0a" + encode_varint(len(data)) + data
         self._out.append(piece)
         self._queued_bytes += len(piece)
         self._flush_soon()

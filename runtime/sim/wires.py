@@ -224,7 +224,7 @@ class Wires:
             self._schedule_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
         return len(ends) // 2
 
-    def clog(self, source: str, target: str, seconds: float) -> None:
+    def delay_messages(self, source: str, target: str, seconds: float) -> None:
         """Delays messages from `source` to `target` by up to `seconds` more; 0 ends the delay."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
@@ -233,7 +233,7 @@ class Wires:
             else:
                 self._clogged.pop(pair, None)
 
-    def process_died(self, owner: SimProcess, *, silent: bool) -> None:
+    def on_process_died(self, owner: SimProcess, *, silent: bool) -> None:
         """Breaks the connections of a process that died. `silent`: its machine lost power, so the other ends notice it
         only when a keep-alive fails.
         """

@@ -34,7 +34,7 @@ from ...proto.errors import MagnetarError
 from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService, World
-from ..peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
+from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess, Disk, SimFiles, SimulatedDeath
@@ -82,12 +82,12 @@ class SimNetwork:
         return SimByteStream(await self._wires.dial(self._owner, endpoint))
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> SimPeerServer:
         self._check()
         return SimPeerServer(self._wires, self._owner, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> SimPeer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> SimPeer:
         self._check()
         return SimPeer(self._wires, self._owner, endpoint, identity, access)
 
@@ -292,7 +292,7 @@ class Simulation:
         return self.spawn_in(self._process(name), coroutine)
 
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine like `spawn`, in any process of a node, such as that of `second_process`."""
+        """Runs the coroutine like `spawn`, in any process of a node, such as that of `start_second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.fail_on_death(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -300,7 +300,7 @@ class Simulation:
         task.add_done_callback(lambda done: _pass_on(done, outer), context=here)
         return outer
 
-    def second_process(self, name: str) -> SimProcess:
+    def start_second_process(self, name: str) -> SimProcess:
         """Starts and returns a second process on the node. `crash` and `pause` do not affect this process; it lives
         until `end_process`.
         """
@@ -311,7 +311,7 @@ class Simulation:
         if process.alive:
             process.die("killed")
             self._ended.append(process)
-            self.wires.process_died(process, silent=False)
+            self.wires.on_process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
         """Kills the node's process as `kill -9` does. With `power_loss` the machine stops, and what was not synced is
@@ -326,12 +326,12 @@ class Simulation:
         node.process = None
         process.die(reason)
         self._ended.append(process)
-        self.wires.process_died(process, silent=power_loss)
+        self.wires.on_process_died(process, silent=power_loss)
         if power_loss:
-            node.disk.power_lost(self._crash_rng)
+            node.disk.on_power_lost(self._crash_rng)
             node.booted_s = self.loop.elapsed_s
         else:
-            node.disk.process_died()
+            node.disk.on_process_died()
         for told in self.on_crash:
             told(name, power_loss)
 

@@ -5,7 +5,7 @@ Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Ht
 given to the transport in the step that wrote it.
 
 **In.** All connections of a thread read into one buffer (`READ_BYTES`); only a torn frame is kept. The rest of a long
-message is read straight into the place that its stream names (`direct_room`).
+message is read straight into the place that its stream names (`direct_read_buffer`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `on_writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
@@ -47,7 +47,7 @@ from .http2_frames import (
     PADDED,
     REFUSED,
     STRANGERS_TURN,
-    Code,
+    ErrorCode,
     FrameAllowance,
     HeaderBlocks,
     HeaderDecoder,
@@ -149,14 +149,14 @@ class Http2Stream:
         """
         return len(data)
 
-    def direct_room(self) -> memoryview | None:
+    def direct_read_buffer(self) -> memoryview | None:
         """Returns the memory into which the connection must read the next bytes of a long message; None if the message
         is short.
         """
         return None
 
     def on_direct_read(self, size: int) -> None:
-        """Called when `size` bytes were read into the memory of `direct_room`."""
+        """Called when `size` bytes were read into the memory of `direct_read_buffer`."""
 
     def on_input_ended(self) -> None:
         """Called when the other end has ended its direction of the stream."""
@@ -293,7 +293,7 @@ class Http2Output:
         else:
             self.blocked[stream] = None
 
-    def unblock(self) -> None:
+    def resume_streams(self) -> None:
         """Calls `on_writable` of blocked streams, in turn, while the connection has room. Streams whose own window is
         closed are not among them.
         """
@@ -311,7 +311,7 @@ class Http2Output:
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
-                raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+                raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "a window above its maximum")
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
@@ -349,9 +349,9 @@ class ReceiveWindow:
             stream.receive_left += more
             if not stream.in_ended:
                 self._connection.out.write(frames.window_update(stream.id, more))
-        self.open_whole()
+        self.widen_to_maximum()
 
-    def open_whole(self) -> None:
+    def widen_to_maximum(self) -> None:
         if self.size < CONNECTION_WINDOW:
             more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
             self.left += more
@@ -470,7 +470,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
         """Called when the other end opens a stream."""
-        raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
+        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
         """Returns whether neither end has opened this stream so far."""
@@ -485,7 +485,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
     stream_window = frames.WINDOW_DEFAULT
-    """Window of each stream, before `open_window`."""
+    """Window of each stream, before `reserve_window`."""
 
     # ------------------------------------------------------------------ asyncio's protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -497,7 +497,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
-            room = stream.direct_room()
+            room = stream.direct_read_buffer()
             if room is not None:
                 self._direct = True
                 room = room[: self._data_left]
@@ -580,7 +580,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.break_off(error.code, str(error))
         else:
             _LOG.error("a connection of %s failed", self.peer, exc_info=error)
-            self.break_off(Code.INTERNAL_ERROR, "internal error")
+            self.break_off(ErrorCode.INTERNAL_ERROR, "internal error")
 
     def eof_received(self) -> bool:
         return False
@@ -595,7 +595,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def resume_writing(self) -> None:
         self.out.is_paused = False
-        self.out.unblock()
+        self.out.resume_streams()
 
     # ------------------------------------------------------------------ in
     def _read_frames(self, view: memoryview) -> int:
@@ -672,34 +672,34 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _check_length(self, kind: int, length: int) -> None:
         if kind == DATA and length > self.window.left:  # padded: it is kept until it is whole
-            raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
         if length > limit:
             raise ProtocolViolation(
-                Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}"
+                ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}"
             )
 
     def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
         if self._blocks.continued is not None:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "DATA within a header block")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "DATA within a header block")
         if not self.is_ready:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "DATA before SETTINGS")
         if length > FRAME_BYTES_MAX:
-            raise ProtocolViolation(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
+            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
         if length > self.window.left:
-            raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+            raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         self.window.left -= length
         stream = self.streams.get(id_)
         if stream is None:
             if not id_ or self.is_idle(id_):
-                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
             if length < SMALL_DATA or not self.allowance.is_known:
                 self.allowance.charge()
         elif stream.in_ended:
-            self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
+            self.reset(stream, ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
         elif length > stream.receive_left:
-            self.reset(stream, Code.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window"))
+            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window"))
             stream = None
         else:
             stream.receive_left -= length
@@ -747,9 +747,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
         if self._blocks.continued is not None and kind != CONTINUATION:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "another frame within a header block")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
         if not self.is_ready and kind != frames.SETTINGS:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
                 self._header_block(self._blocks.start_block(flags, id_, payload))
@@ -784,7 +784,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if not id_ or len(payload) != 5:
                     raise ProtocolViolation(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
-                raise ProtocolViolation(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
+                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
                 self.allowance.charge()  # a later kind (RFC 9113, 5.5)
 
@@ -799,10 +799,12 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if cost := self._decoder.cost:
                 self.allowance.charge(cost)
             if stream.in_ended:
-                self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
+                self.reset(stream, ErrorCode.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
                 return
             if stream.has_head and not ended:
-                self.reset(stream, Code.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data"))
+                self.reset(
+                    stream, ErrorCode.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data")
+                )
                 return
             stream.has_head = True
             stream.on_headers(head, ended)
@@ -818,24 +820,26 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ProtocolViolation(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
+            raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
         self.allowance.charge_update(id_, size, self.out.send_left)
         if not id_:
             self.out.send_left += size
             if not size or self.out.send_left > frames.WINDOW_MAX:
-                code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+                code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
                 raise ProtocolViolation(code, "a window above its maximum, or an update by nothing")
-            self.out.unblock()
+            self.out.resume_streams()
             return
         stream = self.streams.get(id_)
         if stream is None:
             if self.is_idle(id_):
-                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open")
+                raise ProtocolViolation(
+                    ErrorCode.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open"
+                )
             return
         stream.send_left += size
         if not size or stream.send_left > frames.WINDOW_MAX:
-            code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+            code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
             self.out.on_window_opened(stream)
@@ -845,7 +849,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise ProtocolViolation(_size_error(not id_), "SETTINGS that are none")
         if flags & frames.ACK:
             if not self.is_ready:
-                raise ProtocolViolation(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
+                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
             return
         window = self.out.peer_window
         for key, value in struct.iter_unpack("!HI", payload):
@@ -859,16 +863,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
-                raise ProtocolViolation(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
+                raise ProtocolViolation(ErrorCode.FLOW_CONTROL_ERROR, "an initial window above its maximum")
             self.out.peer_window = value
         elif key == Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
-                raise ProtocolViolation(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
+                raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
             self.out.peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == Setting.ENABLE_PUSH and value > 1:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
@@ -880,7 +884,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
             stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
         elif self.is_idle(id_):
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
         """Adds a stream. `has_head`: the other end has opened it."""
@@ -895,7 +899,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream.in_ended:
             self._remove_stream(stream)
 
-    def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
+    def reset(self, stream: Http2Stream, code: ErrorCode, error: MagnetarError | None = None) -> None:
         """Ends the stream at once (RST_STREAM). With `error`, the stream's `on_lost` is called with it."""
         if stream.connection is None:
             return
@@ -917,7 +921,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_stream_removed()
 
     # ------------------------------------------------------------------ the end
-    def break_off(self, code: Code, text: str) -> None:
+    def break_off(self, code: ErrorCode, text: str) -> None:
         """Ends the connection with GOAWAY and this code, because the other end broke the protocol or a limit."""
         if self.is_lost:
             return
@@ -943,7 +947,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self.out.transport.get_write_buffer_size():
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
-    def abort_now(self) -> None:
+    def abort_connecting(self) -> None:
         """Ends an attempt to connect, for which there may be no transport yet."""
         if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
@@ -996,6 +1000,6 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
 _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 
 
-def _size_error(has_its_stream: object) -> Code:
+def _size_error(has_its_stream: object) -> ErrorCode:
     """Returns the error code for a frame that is on the wrong stream, or else has the wrong length."""
-    return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR
+    return ErrorCode.FRAME_SIZE_ERROR if has_its_stream else ErrorCode.PROTOCOL_ERROR

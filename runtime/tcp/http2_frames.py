@@ -53,7 +53,7 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """The reason why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
@@ -75,13 +75,13 @@ class Code(IntEnum):
 class ProtocolViolation(Exception):
     """Raised when the other end did what the RFC forbids; the connection must end with `code`."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 def code_name(number: int) -> str:
-    return Code(number).name if number in Code._value2member_map_ else f"code {number}"
+    return ErrorCode(number).name if number in ErrorCode._value2member_map_ else f"code {number}"
 
 
 def header(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -100,7 +100,7 @@ def window_update(stream: int, size: int) -> bytes:
     return header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
-def rst_stream(stream: int, code: Code) -> bytes:
+def rst_stream(stream: int, code: ErrorCode) -> bytes:
     return header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
 
 
@@ -108,7 +108,7 @@ def ping(data: bytes, flags: int = 0) -> bytes:
     return header(8, PING, flags, 0) + data
 
 
-def goaway(last: int, code: Code, text: str = "") -> bytes:
+def goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
     payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
     return header(len(payload), GOAWAY, 0, 0) + payload
 
@@ -129,7 +129,7 @@ def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
-        raise ProtocolViolation(Code.PROTOCOL_ERROR, "more padding than payload")
+        raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
     padding = payload[0]
     return payload[1 : len(payload) - padding], padding + 1
 
@@ -169,7 +169,7 @@ def _complete() -> frozenset[int]:
 _COMPLETE = _complete()
 
 
-def decode(data: bytes) -> bytes:
+def decode_huffman_text(data: bytes) -> bytes:
     """Returns the text of a Huffman-coded string. Raises HPACKDecodingError."""
     row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
     append, rest = parts.append, iter(data)
@@ -290,7 +290,9 @@ class FrameAllowance:
             self._since = now
             self._left = min(self._left + more, self._most)
             if self._left < 0:
-                raise ProtocolViolation(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
+                raise ProtocolViolation(
+                    ErrorCode.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing"
+                )
 
     def charge_update(self, id_: int, size: int, send_left: int) -> None:
         """Charges a window update, unless it only returns credit for what was sent: an update is charged if it is
@@ -433,7 +435,7 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
     if after > len(data):
         raise ValueError("a torn string")
     text = data[offset:after]
-    return (decode(text) if is_folded else text), after
+    return (decode_huffman_text(text) if is_folded else text), after
 
 
 class HeaderDecoder(Generic[T]):
@@ -459,21 +461,23 @@ class HeaderDecoder(Generic[T]):
         self.cost = 1 + fields + folded // FOLDED_A_FRAME
         if fields > FIELDS_MAX or folded > FOLDED_BYTES_MAX:
             raise ProtocolViolation(
-                Code.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
+                ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code"
             )
         if updates > SIZE_UPDATES_MAX:
             raise ProtocolViolation(
-                Code.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block"
+                ErrorCode.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block"
             )
         try:
             headers = self._fields(data)
         except OversizedHeaderListError as error:
             raise ProtocolViolation(
-                Code.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes"
+                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes"
             ) from error
         except (HPACKError, IndexError, ValueError) as error:
             why = type(error).__name__  # its text quotes the block, with credentials
-            raise ProtocolViolation(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}") from None
+            raise ProtocolViolation(
+                ErrorCode.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}"
+            ) from None
         parsed = self._parse(headers)
         if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
             if len(self._known) >= KNOWN_BLOCKS:
@@ -532,11 +536,11 @@ class HeaderBlocks:
         must follow.
         """
         if not id_:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "HEADERS without a stream")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
         if flags & HAS_PRIORITY:
             if len(block) < 5:
-                raise ProtocolViolation(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
+                raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without their priority")
             block = block[5:]
         if flags & END_HEADERS:
             return flags, id_, block
@@ -546,12 +550,14 @@ class HeaderBlocks:
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
         """Handles a CONTINUATION frame; returns like `start_block`."""
         if self.continued is None or self.continued[0] != id_:
-            raise ProtocolViolation(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued
         self._continuations += 1
         self._patience.charge()
         if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise ProtocolViolation(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
+            raise ProtocolViolation(
+                ErrorCode.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes"
+            )
         block += payload
         if flags & END_HEADERS:
             self.continued = None

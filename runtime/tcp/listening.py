@@ -6,7 +6,7 @@ A loop looks an address up like a name, for which it starts four threads and loa
 here. With TLS a connection is accepted here, too: so its handshake has a place (`UnauthenticatedConnections`) and a
 descriptor from the first byte on, and HANDSHAKE_S. `make_protocol` is asked when the handshake is done.
 `UnauthenticatedConnections` bounds the connections of a port whose callers are not authenticated yet;
-`listener_context` and `caller_context` make TLS contexts. Guards: tests/runtime/tcp/test_listen.py,
+`make_listener_tls_context` and `make_caller_tls_context` make TLS contexts. Guards: tests/runtime/tcp/test_listen.py,
 tests/runtime/tcp/test_strangers.py, tests/cli/test_start.py.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ...proto.errors import Busy, InvalidConfiguration
-from ..access import Limits, TlsFiles
+from ..access import CallerLimits, TlsFiles
 from ..descriptors import PROCESS
 from ..network import Endpoint, address_network
 from ..tasks import Tasks
@@ -62,7 +62,7 @@ class UnauthenticatedConnections:
     after it.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CallerLimits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
         self._of: dict[str, dict[UnauthenticatedConnection, None]] = {}  # by address, the oldest first
         self._address: dict[UnauthenticatedConnection, str] = {}
@@ -126,7 +126,7 @@ SHUTDOWN_S = 1.0
 _LOG = logging.getLogger("magnetar.bytes")
 
 
-def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+def make_listener_tls_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """Returns the TLS context of a listener: TLS 1.2 or later. With `ca` each caller must have a certificate from that
     authority, or may have one (`optional`). `protocols` are offered in the handshake (ALPN). Raises
     InvalidConfiguration.
@@ -136,7 +136,7 @@ def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLCon
     return found.outer
 
 
-def caller_context(tls: TlsFiles) -> ssl.SSLContext:
+def make_caller_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Returns the TLS context of a client: it verifies the server by `ca` or the system's authorities, and presents the
     certificate of `tls` if there is one. Raises InvalidConfiguration.
     """
@@ -235,7 +235,7 @@ class Listening:
 
 
 async def listen(
-    endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: Limits
+    endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
 ) -> Listening:
     """Starts to listen. Raises Busy if the port is taken, or the address is not one of this machine."""
     loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ class TlsListener:
     """Accepts the connections of a port and makes their TLS handshakes."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: Limits
+        self, sockets: Sequence[socket.socket], make_protocol: MakeProtocol, tls: ssl.SSLContext, limits: CallerLimits
     ) -> None:
         self.sockets = sockets
         self.handshakes = UnauthenticatedConnections(limits)

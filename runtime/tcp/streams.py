@@ -14,7 +14,7 @@ from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
 from ..descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, address_network
 from ..tasks import Tasks
-from .listening import Listening, UnauthenticatedConnections, caller_context, listen, listener_context
+from .listening import Listening, UnauthenticatedConnections, listen, make_caller_tls_context, make_listener_tls_context
 
 EARLY_BYTES = 16 << 10
 """Most bytes that came while no reader waited; then the socket is not read until one does."""
@@ -186,7 +186,7 @@ class TcpServing:
         return self._access.tls is not None
 
     async def listen(self, endpoint: Endpoint) -> None:
-        tls = listener_context(self._access.tls) if self._access.tls is not None else None
+        tls = make_listener_tls_context(self._access.tls) if self._access.tls is not None else None
         access = self._access
         made = lambda: TcpStream(self._accept, access.guard, self._admit)
         self._server = await listen(endpoint, made, tls, access.limits)
@@ -249,7 +249,7 @@ async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess
 
 
 async def connect(endpoint: Endpoint, tls: TlsFiles | None = None) -> TcpStream:
-    context = caller_context(tls) if tls is not None else None
+    context = make_caller_tls_context(tls) if tls is not None else None
     connecting = asyncio.get_running_loop().create_connection
     try:
         return (await connecting(TcpStream, endpoint.host, endpoint.port, ssl=context))[1]

@@ -11,7 +11,7 @@ from benchmarks.recover_topics import busy
 from magnetar.bookie.adds import RequestBudget
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.metrics_server import MetricsServer
 from magnetar.runtime.network import Endpoint
 from tests.bookie.bookies import Cluster, with_cluster
@@ -19,7 +19,7 @@ from tests.bookie.stores import NODE, SMALL
 
 
 def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
-    refused, pages = list[int](), list[Page]()
+    refused, pages = list[int](), list[MetricsPage]()
 
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(reads_max=1, store=replace(SMALL, read_cache_bytes=0))
@@ -32,7 +32,7 @@ def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
         for fence in (False, True):
             reads = [caller.read(1, entry, fence=fence) for entry in range(30)]
             refused.append(sum(head.status is Status.BUSY for head, _ in await asyncio.gather(*reads)))
-            pages.append(Page())
+            pages.append(MetricsPage())
             await MeasuredParts(bookies=[bookie])(pages[-1])
 
     with_cluster(main)
@@ -42,13 +42,13 @@ def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
 
 def test_a_page_without_the_number_is_no_zero() -> None:
     with pytest.raises(RuntimeError, match="magnetar_bookie_busy_total"):
-        asyncio.run(_shown(Page()))
+        asyncio.run(_shown(MetricsPage()))
 
 
-async def _shown(page: Page) -> int:
+async def _shown(page: MetricsPage) -> int:
     """As the benchmark reads it."""
 
-    async def measure(into: Page) -> None:
+    async def measure(into: MetricsPage) -> None:
         into.__dict__.update(page.__dict__)
 
     server = await MetricsServer.start(Endpoint("127.0.0.1", 0), measure)

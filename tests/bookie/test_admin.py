@@ -50,7 +50,7 @@ async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
     """Deleted by two passes."""
     await deletions.delete_ledgers(cluster.metadata, [ledger])
     for _ in range(2):
-        await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+        await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
         await asyncio.sleep(1)
 
 
@@ -85,7 +85,7 @@ def test_a_collection_by_hand_frees_the_space_and_says_what_it_did() -> None:
         bookie, caller = await with_logs(cluster)
         assert (await ask(caller, "gc-status")) == {"running": False, "progress": None, "last": None}
         await deletions.delete_ledgers(cluster.metadata, [2])
-        await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+        await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
         await asyncio.sleep(1)
         assert await ask(caller, "gc-start") == {"started": True}
         last = (await until_done(caller))["last"]
@@ -140,9 +140,9 @@ def test_a_bookie_that_closes_ends_a_collection_by_hand() -> None:
         bookie, caller = await with_logs(cluster)
         await deleted(cluster, bookie, 2)
         await ask(caller, "gc-start", major=True)
-        assert bookie.collector.statistics()["gc_running"] == 1
+        assert bookie.garbage_collector.statistics()["gc_running"] == 1
         await cluster.simulation.spawn(NODE, bookie.close())
-        assert bookie.collector.statistics()["gc_running"] == 0
+        assert bookie.garbage_collector.statistics()["gc_running"] == 0
 
     with_cluster(main)
 

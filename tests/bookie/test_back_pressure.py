@@ -186,7 +186,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
     identity, held = UUID(int=7).bytes, 4 << 20
     memtable, queue = 2 << 20, 4 << 20
     config = StoreConfig(memtable_bytes=memtable, journal_queue_bytes_max=queue, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=held, reads_max=8)
     serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, service.serve)
@@ -239,7 +239,7 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     fences_max, lacs_max = (32 << 20) // FENCES_PART, (32 << 20) // LACS_PART
@@ -277,7 +277,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
 ) -> None:
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
-    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), StoreConfig(), ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     gate.opened.clear()
@@ -307,7 +307,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     world = real_world(seed=1)
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     config = StoreConfig(journal_queue_bytes_max=64 << 10, journal_segment_bytes=4 << 20)
-    ports, opened = StorePorts(on_room=lambda: service.on_room()), replace(world, workers=gate)  # type: ignore[arg-type]
+    ports, opened = StorePorts(on_room=lambda: service.on_store_room()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
     service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
     gate.opened.clear()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.disk_monitor import DiskLimits, DiskState, DiskUsage, judge
+from magnetar.bookie.disk_monitor import DiskLimits, DiskState, DiskUsage, judge_disk
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.headroom import NAME
@@ -46,30 +46,30 @@ def usage(used: float) -> DiskUsage:
     ],
 )
 def test_the_state_of_the_disk(used: float, was: DiskState, no_room: bool, now: DiskState) -> None:
-    assert judge(usage(used), LIMITS, was, no_room=no_room) is now
+    assert judge_disk(usage(used), LIMITS, was, no_room=no_room) is now
 
 
 def test_a_floor_that_nobody_set_is_never_more_than_a_twentieth_of_the_disk() -> None:
     limits = LIMITS._replace(full_share=0.99, free_bytes_min=-1)
-    assert judge(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
-    assert judge(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    assert judge_disk(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+    assert judge_disk(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
     limits = limits._replace(full_share=1.0)
-    assert judge(DiskUsage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
-    assert judge(DiskUsage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+    assert judge_disk(DiskUsage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    assert judge_disk(DiskUsage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
 
 
 @pytest.mark.parametrize("floor", [0, 1, 20_000, 50_001, 300_000, 256 << 20, 1 << 40])
 def test_a_floor_that_is_set_holds_whatever_share_of_the_disk_it_is(floor: int) -> None:
     limits = DiskLimits(1.0, 1.0, 1.0, floor)
     for free in (0, 999, 1000, 19_999, 20_000, 49_000, 50_000, 50_001, 299_999, 300_000, 999_999):
-        state = judge(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
+        state = judge_disk(DiskUsage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
         assert state.is_read_only == (free < floor or free == 0), (free, state)
 
 
 def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
     limits = DiskLimits(0.95, 0.9, 0.9, 300_000)
-    assert judge(DiskUsage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
-    assert judge(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
+    assert judge_disk(DiskUsage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
+    assert judge_disk(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
 
 
 def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
             await deletions.delete_ledgers(cluster.metadata, [ledger])
         await put_ledger(cluster, 5)
         for _ in range(2):
-            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(roll=True))
+            await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(roll=True))
             await asyncio.sleep(1)
         await asyncio.sleep(20)
         assert disk.used_bytes() - disk.inode(BALLAST).now.size < total // 2

@@ -97,7 +97,7 @@ def test_the_boot_matrix(
     verdict: BootVerdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool, others: tuple[str,
         ...]
 ) -> None:
-    assert identity.judge(BootFacts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
+    assert identity.judge_directory(BootFacts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
 
 
 def test_every_verdict_has_a_row() -> None:
@@ -242,7 +242,7 @@ def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
             await put_record(cluster.metadata, paths.ledger(1), a_ledger(bookie.id))
             disk.root = older
             bookie = await cluster.start()
-            assert (bookie.limbo_exit.limbo_upto, bookie.store.descriptors.fenced_upto) == (8, 8)
+            assert (bookie.limbo_restorer.limbo_upto, bookie.store.descriptors.fenced_upto) == (8, 8)
             caller = cluster.caller(bookie)
             assert (await caller.read(1, 0))[0].status is Status.OK
             assert (await caller.read(1, 1))[0].status is Status.UNKNOWN
@@ -438,7 +438,7 @@ def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monke
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start()
         await bookie.close()
-        honest = identity.count_start
+        honest = identity.record_start
 
         async def complete(*arguments: Any) -> None:
             if moment == "before the start is counted":
@@ -447,7 +447,7 @@ def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monke
             if moment == "before it registers":
                 await identity.delete_bookie(cluster.metadata, bookie.id)
 
-        monkeypatch.setattr(identity, "count_start", complete)
+        monkeypatch.setattr(identity, "record_start", complete)
         with pytest.raises((Unavailable, InvalidConfiguration)):
             await cluster.start()
         assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"

@@ -27,7 +27,7 @@ async def _start_on(cluster: Cluster, older: object, bookie: str) -> None:
     await put_record(cluster.metadata, paths.ledger(1), a_ledger(bookie))
     cluster.simulation.node(NODE).disk.root = older  # type: ignore[assignment]
     again = await cluster.start()
-    assert again.limbo_exit.limbo_upto == 8
+    assert again.limbo_restorer.limbo_upto == 8
     assert (await cluster.caller(again).read(1, 1))[0].status is Status.UNKNOWN
 
 
@@ -106,7 +106,7 @@ def test_a_report_of_more_damage_than_a_record_holds_is_cut_and_stops_no_note() 
         for entry in range(0, 120_000, 2):
             bookie.store.descriptors.quarantine(1, entry, entry)
         await asyncio.sleep(3)
-        found = await get_record(cluster.metadata, paths.damaged(1, bookie.id), DamagedEntriesRecord)
+        found = await get_record(cluster.metadata, paths.damaged_copies_of_bookie(1, bookie.id), DamagedEntriesRecord)
         assert found is not None
         assert len(found[0].ranges) > 10_000
         assert (await caller.add(1, 200_000, b"y")).status is Status.OK

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.proto.operations import MANAGE, AskedOf, Cli, Http, Operation, RequestField, add
+from magnetar.proto.operations import MANAGE, AnsweringBroker, CliVerb, HttpRoute, Operation, RequestField, add
 
 ROW: Operation[tuple[str, ...]] = Operation(
-    "DescribeTopic", MANAGE, AskedOf.OWNER, request="DeleteRequest", reply="Names",
+    "DescribeTopic", MANAGE, AnsweringBroker.OWNER, request="DeleteRequest", reply="Names",
     takes=(RequestField("force", bool, "Although nothing asks for it."),),
     method="describe_topic", help="What a topic is called.",
-    routes=(Http("GET", "/description", "What the topic is called.", answer="[text]"),),
-    cli=Cli("topics describe", "What it is called.", "What a topic is called.", "orders"),
+    routes=(HttpRoute("GET", "/description", "What the topic is called.", answer="[text]"),),
+    cli=CliVerb("topics describe", "What it is called.", "What a topic is called.", "orders"),
 )  # fmt: skip
 add(ROW, "tuple[str, ...]")  # before anything else is imported, as if it were in the file
 

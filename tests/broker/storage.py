@@ -14,13 +14,13 @@ from typing import Any
 from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode
-from magnetar.metadata.store import ABSENT, ANY, Change, Check, Delete, Operation, Put, Versioned, update_together
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeUpdate, Operation, Put, Versioned, update_nodes
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 
 
-def alone(store: Any) -> Callable[[Change], Awaitable[object]]:
+def alone(store: Any) -> Callable[[NodeUpdate], Awaitable[object]]:
     """Commits a record, and nothing with it."""
-    return lambda change: update_together(store, (change,))
+    return lambda change: update_nodes(store, (change,))
 
 
 class Stored:
@@ -133,9 +133,9 @@ class Session:
             fragments=(),
         )  # fmt: skip
 
-    def creation_change(self, draft: LedgerRecord) -> Change:
+    def creation_change(self, draft: LedgerRecord) -> NodeUpdate:
         path = paths.ledger(draft.ledger_id)
-        return Change(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
+        return NodeUpdate(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
 
     def make_writer(self, record: LedgerRecord) -> Writer:
         return Writer(self, record.ledger_id)

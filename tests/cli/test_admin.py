@@ -137,7 +137,7 @@ def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Jso
     cli("topics", "create", "public/laid/t", "-p", "2")
     for verb in POLICIES:
         options, wanted = SET[verb.name]
-        at_namespace = verb.spelt("namespaces")
+        at_namespace = verb.name_at("namespaces")
         if verb.levels == ("namespaces",):
             cli("namespaces", f"set-{at_namespace}", "public/laid", *options)
             assert cli_json("namespaces", f"get-{at_namespace}", "public/laid") == wanted

@@ -40,10 +40,10 @@ class _Slow:
 
 def _sent(
     rate: float | None, most: int, pause_s: float = 0.01, result: Result = Result.Ok
-) -> tuple[_Slow, bench.Tally]:
-    async def run() -> tuple[_Slow, bench.Tally]:
-        slow, tally = _Slow(pause_s, result), bench.Tally()
-        await bench.Sender(slow, 32, rate, tally).run(bench.now() + 60, most)  # type: ignore[arg-type]
+) -> tuple[_Slow, bench.EventCounts]:
+    async def run() -> tuple[_Slow, bench.EventCounts]:
+        slow, tally = _Slow(pause_s, result), bench.EventCounts()
+        await bench.BenchSender(slow, 32, rate, tally).run(bench.now() + 60, most)  # type: ignore[arg-type]
         return slow, tally
 
     return asyncio.run(run())

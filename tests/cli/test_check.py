@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.check import Took, nagios_line, prometheus_page
+from magnetar.cli.check import ProbeTimes, nagios_line, prometheus_page
 from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_cli
 
-QUICK = Took(0.2, 0.01, 0.02)
-AWAY = Took(error="nobody listens\nthere | at all")
+QUICK = ProbeTimes(0.2, 0.01, 0.02)
+AWAY = ProbeTimes(error="nobody listens\nthere | at all")
 
 
 def test_states_are_by_publish_and_delivery_together() -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.admin import doctor
-from magnetar.cli.admin.doctor import CHECKS, OFFLINE, RISKS, Facts, examine, examine_directory, newest_file_ms
+from magnetar.cli.admin.doctor import (
+    CHECKS,
+    OFFLINE,
+    RISKS,
+    ClusterFacts,
+    examine_directory,
+    newest_file_ms,
+    run_checks,
+)
 from magnetar.cli.admin.status import Alarm
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
@@ -50,7 +58,7 @@ def bookie(**changed: Any) -> dict[str, Any]:
     return {"bookie": ID, "state": "writable", "freeBytes": 50, "totalBytes": 100, **changed}
 
 
-def facts(**changed: Any) -> Facts:
+def facts(**changed: Any) -> ClusterFacts:
     """A cluster of one broker and four bookies where all is well."""
     good: dict[str, Any] = {
         "now_ms": NOW_MS, "brokers": [broker()], "bookies": [bookie()] * 4,
@@ -58,7 +66,7 @@ def facts(**changed: Any) -> Facts:
         "reports": {ID: report()}, "racks": {ID: "/r1", "2": "/r2"}, "quorums": [("public/default", 3, 3, 2)],
         "backup_ms": NOW_MS - 3_600_000, "version": "1", "url": "magnetar+ssl://b1:7650",
     }  # fmt: skip
-    return Facts(**good | changed)
+    return ClusterFacts(**good | changed)
 
 
 def rate(name: str, rate_in: float) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def rate(name: str, rate_in: float) -> dict[str, Any]:
 
 
 def test_where_all_is_well_nothing_is_found_and_every_check_was_made() -> None:
-    findings, states = examine(facts())
+    findings, states = run_checks(facts())
     assert findings == []
     assert list(states) == [check.code for check in CHECKS]
     assert set(states.values()) == {"ok"}
@@ -124,7 +132,7 @@ FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
 def test_each_check_finds_its_fault_and_no_other_check_does(
     code: str, changed: dict[str, Any], text: str, needed: bool
 ) -> None:
-    findings, states = examine(facts(**changed))
+    findings, states = run_checks(facts(**changed))
     assert [(each.code, each.text, each.needed) for each in findings] == [(code, text, needed)]
     assert {each for each, state in states.items() if state != "ok"} == {code}
     assert states[code] == ("wrong" if needed else "look")
@@ -153,13 +161,13 @@ def _check_command(found: Alarm) -> None:
     ("changed", "code"), [({"reports": {}}, "D06"), ({"described": {}}, "D14"), ({"backup_ms": None}, "D15")]
 )
 def test_what_cannot_be_known_is_said_and_is_no_finding(changed: dict[str, Any], code: str) -> None:
-    findings, states = examine(facts(**changed))
+    findings, states = run_checks(facts(**changed))
     assert findings == []
     assert states[code] not in ("ok", "look", "wrong")
 
 
 def test_the_urgent_ones_come_first() -> None:
-    findings, _ = examine(facts(version="3", silent=["two"], backup_ms=0))
+    findings, _ = run_checks(facts(version="3", silent=["two"], backup_ms=0))
     assert [(each.needed, each.code) for each in findings] == [(True, "D01"), (True, "D15"), (False, "D09")]
 
 
@@ -171,7 +179,7 @@ def test_risks_are_of_settings_that_brokers_have_and_no_default_is_one() -> None
 
 
 def test_few_messages_are_never_skewed() -> None:
-    assert examine(facts(partitions=[rate("t-partition-0", 90), rate("t-partition-1", 0)]))[0] == []
+    assert run_checks(facts(partitions=[rate("t-partition-0", 90), rate("t-partition-1", 0)]))[0] == []
 
 
 # ------------------------------------------------------------------------------------------------------ offline

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 
-from magnetar.cli.common.output import KINDS, Output, names_in, watch
+from magnetar.cli.common.output import KINDS, CommandOutput, names_in, print_repeatedly
 from magnetar.cli.common.units import Interval
 from magnetar.proto.errors import TopicNotFound, Unavailable
 from tests.cli.test_conventions import LEAVES
@@ -30,7 +30,7 @@ COLUMNS = ("topic", "size")
 
 
 def _printed(capsys: pytest.CaptureFixture[str], kind: str, method: str, *values: Any, **options: Any) -> str:
-    getattr(Output(kind), method)(*values, **options)
+    getattr(CommandOutput(kind), method)(*values, **options)
     return capsys.readouterr().out
 
 
@@ -130,7 +130,7 @@ def test_an_answer_is_printed_again_and_a_server_that_is_away_is_waited_for(
             raise error
 
     with pytest.raises(TopicNotFound):
-        watch(Output("table"), 2.0, answer)
+        print_repeatedly(CommandOutput("table"), 2.0, answer)
     said = capsys.readouterr()
     assert said.out == "half\n\nhalf\n", "and half an answer is never shown"
     assert said.err == "magnetar: away\n"
@@ -149,7 +149,7 @@ def test_answers_follow_each_other_in_a_pipe(kind: str, between: str, capsys: py
         print("x")
 
     with pytest.raises(_Enough):
-        watch(Output(kind), 0.0, answer)
+        print_repeatedly(CommandOutput(kind), 0.0, answer)
     assert capsys.readouterr().out == f"x\n{between}x\n"
 
 

@@ -37,7 +37,7 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
     """The facts of the ready line while it serves."""
     said: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(standalone, "announce_ready", lambda url, **facts: said.set_result({"url": url, **facts}))
-    serving = asyncio.create_task(standalone.run(real_world(), _given(folder, port)))
+    serving = asyncio.create_task(standalone.run_standalone(real_world(), _given(folder, port)))
     try:
         done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         assert said in done, serving

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.admin.support_bundle import BLANKED, FILES, blank_text, blank_values
+from magnetar.cli.admin.support_bundle import BLANKED, FILES, redact_text, redact_values
 from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_cli
 
@@ -29,7 +29,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_looks_like_a_secret_is_blanked_in_any_text(name: str) -> None:
     form, secret = PLANTED[name]
-    found = blank_text(f"before\n{form.format(secret)}\nafter 7")
+    found = redact_text(f"before\n{form.format(secret)}\nafter 7")
     assert BLANKED in found
     assert not [part for part in secret.split("\n") if part in found]
     assert found.startswith("before\n")
@@ -41,7 +41,7 @@ def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:
         "token": {"secret_key": "x"}, "client_secret": ["a", "b"], "bytes": 5, "password": 7, "private_key": None,
         "nested": [{"name": "oidc_secret", "value": "x", "source": "file"}, {"name": "cache_bytes", "value": "9"}],
     }  # fmt: skip
-    found = json.loads(blank_text(json.dumps(blank_values(given))))
+    found = json.loads(redact_text(json.dumps(redact_values(given))))
     assert found == {
         "token": BLANKED, "client_secret": BLANKED, "bytes": 5, "password": BLANKED, "private_key": BLANKED,
         "nested": [{"name": "oidc_secret", "value": BLANKED, "source": "file"}, {"name": "cache_bytes", "value": "9"}],

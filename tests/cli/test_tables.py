@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli.common.output import Output
+from magnetar.cli.common.output import CommandOutput
 
 
 def test_a_table_on_a_pipe_shows_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"name": "a:-1:0:-1", "size": 5}, {"name": "two\nlines [red]x[/red]", "size": 12_345}]
-    Output("table").print_rows(rows, ("name", "size", "note"), empty="nothing")
+    CommandOutput("table").print_rows(rows, ("name", "size", "note"), empty="nothing")
     assert capsys.readouterr().out.splitlines() == [
         "name                       size   note",
         "─" * 38,
         "a:-1:0:-1                     5   -   ",
         "two lines [red]x[/red]   12,345   -   ",
     ]
-    Output("table").print_rows([], ("name",), empty="nothing")
+    CommandOutput("table").print_rows([], ("name",), empty="nothing")
     assert capsys.readouterr().out == "(nothing)\n"

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.subscription.core.cursor_state import bit_indexes
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import broker_part, parse_header
+from magnetar.proto.entry import encode_broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import ENTRY_COST_BYTES
@@ -199,7 +199,7 @@ class FakeBroker:
 
     def store(self, topic: Topic, entry: bytes, header: Any) -> None:
         topic.messages += header.num_messages
-        topic.entries.append(broker_part(topic.messages - 1, 1000) + entry)
+        topic.entries.append(encode_broker_part(topic.messages - 1, 1000) + entry)
         topic.headers.append(header)
         for subscription in topic.subscriptions.values():
             self.dispatch(topic, subscription)

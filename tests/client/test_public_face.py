@@ -11,7 +11,7 @@ import pytest
 
 import magnetar
 from magnetar.client.common import errors
-from magnetar.client.common.errors import MagnetarError, PulsarException, Result, translate
+from magnetar.client.common.errors import MagnetarError, PulsarException, Result, translate_error
 from magnetar.client.model.settings import ConsumerSettings, ProducerSettings
 from magnetar.proto import errors as wire_errors
 
@@ -92,14 +92,14 @@ def test_errors_are_pythons_own_as_well_where_pulsars_programs_expect_it() -> No
 
 def test_translation_keeps_the_cause_and_what_is_known_of_the_outcome() -> None:
     cause = wire_errors.TimedOut("slow", endpoint="x")
-    error = translate(cause)
+    error = translate_error(cause)
     assert isinstance(error, magnetar.Timeout)
     assert (error.__cause__, error.definite, error.retryable, error.fields) == (cause, False, True, {"endpoint": "x"})
-    assert translate(error) is error
-    assert isinstance(translate(wire_errors.NotOwner("moved")), magnetar.ServiceUnitNotReady)
-    assert isinstance(translate(wire_errors.TenantNotFound("t")), magnetar.TopicNotFound)
-    assert isinstance(translate(ValueError("x")), magnetar.UnknownError)
-    lost = translate(wire_errors.DataLost("gone", ledger=7, first=2, last=4))
+    assert translate_error(error) is error
+    assert isinstance(translate_error(wire_errors.NotOwner("moved")), magnetar.ServiceUnitNotReady)
+    assert isinstance(translate_error(wire_errors.TenantNotFound("t")), magnetar.TopicNotFound)
+    assert isinstance(translate_error(ValueError("x")), magnetar.UnknownError)
+    lost = translate_error(wire_errors.DataLost("gone", ledger=7, first=2, last=4))
     assert isinstance(lost, magnetar.DataLost)
     assert isinstance(lost, magnetar.BrokerPersistenceError), "what it is to programs of Pulsar"
     assert (lost.ledger, lost.first, lost.last, lost.retryable) == (7, 2, 4, False)

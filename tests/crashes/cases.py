@@ -137,15 +137,15 @@ def hold(sentence: str, holds: bool) -> None:
 # ------------------------------------------------------------------------------------------ whose it is
 async def _three_starts(stage: Stage) -> None:
     for _ in range(3):
-        claimed = await identity.claim(stage.world, stage.metadata, DATA, PLACE)
+        claimed = await identity.claim_directory(stage.world, stage.metadata, DATA, PLACE)
         stage.world.files.make_directories(join_path(DATA, "journal"))  # its store
-        await identity.count_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
+        await identity.record_start(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
         stage.say(claimed.text)
 
 
 async def _claim_again(stage: Stage, said: Sequence[str]) -> None:
-    claimed = await identity.claim(stage.world, stage.metadata, DATA, PLACE)
+    claimed = await identity.claim_directory(stage.world, stage.metadata, DATA, PLACE)
     hold(f"a crash is not a roll-back: {claimed.losses}", not claimed.losses)
     hold("it comes back as another bookie", not said or claimed.text == said[0])
 

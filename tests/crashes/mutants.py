@@ -14,13 +14,13 @@ from unittest import mock
 
 from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.format.ledger_index import LimboRow, Quarantined
+from magnetar.bookie.format.ledger_index import LimboRow, QuarantinedEntries
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint, JournalPort
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import Compactor
 from magnetar.bookie.store.entrylog.mover import Mover
-from magnetar.bookie.store.entrylog.writer import TableFlush, WrittenEntries, _Open
+from magnetar.bookie.store.entrylog.writer import MemtableFlush, WrittenEntries, _Open
 from magnetar.bookie.store.index_files import LedgerDescriptors
 from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
 from magnetar.bookie.store.journal.journal import Done, Journal
@@ -119,8 +119,8 @@ def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
 
 
 def mark_captured_at_the_end(stack: contextlib.ExitStack) -> None:
-    steps = [step for step in checkpoint.STEPS if step is not Checkpoint.capture_mark]
-    steps.insert(steps.index(Checkpoint.write_mark), Checkpoint.capture_mark)
+    steps = [step for step in checkpoint.STEPS if step is not Checkpoint.capture_position]
+    steps.insert(steps.index(Checkpoint.write_mark), Checkpoint.capture_position)
     _replace(stack, checkpoint, "STEPS", tuple(steps))
 
 
@@ -152,7 +152,7 @@ def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
 
     async def commit(self: Checkpoint, moved: Any, facts: Sequence[Any], drop: Collection[int]) -> None:
         for number in drop:
-            await self._worker.run(log_files.remove, self._files, join_path(DATA, "entries"), number)
+            await self._worker.run(log_files.remove_log_files, self._files, join_path(DATA, "entries"), number)
         await real(self, moved, facts, drop)
 
     async def remove(self: Compactor, numbers: Sequence[int], *, data_only: bool = False) -> None:
@@ -180,7 +180,7 @@ def limbo_in_memory_only(stack: contextlib.ExitStack) -> None:
 
 def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
     def quarantine(self: LedgerDescriptors, ledger: int, first: int, last: int) -> None:
-        self.apply(Quarantined(ledger, first, last))
+        self.apply(QuarantinedEntries(ledger, first, last))
 
     _replace(stack, LedgerDescriptors, "quarantine", quarantine)
 
@@ -282,7 +282,7 @@ def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:
         self._flush = None
         if table is None or not table.ledgers:
             return
-        flush = TableFlush(self._hot, table)
+        flush = MemtableFlush(self._hot, table)
         await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
         while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):

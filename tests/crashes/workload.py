@@ -335,7 +335,7 @@ class Life:
             self.add_something()
             await self.settle()
             await self._close_hot_log()
-        await self.simulation.spawn(NODE, self.store._checkpoint.run_exclusive(self.store._cold.retire))
+        await self.simulation.spawn(NODE, self.store._checkpoint.run_exclusive(self.store._cold.close_unless_empty))
         flushes = self.store._checkpoint.counters["flushed_entries"]
         self.start(self._move(ALL._replace(bytes_per_s=SLOW_BYTES_PER_S), roll=False))
         for _ in range(200):

@@ -34,7 +34,7 @@ from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
-from magnetar.runtime.memory_shares import NO_LIMIT, ProcessConfig, plan
+from magnetar.runtime.memory_shares import NO_LIMIT, ProcessConfig, plan_memory
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced
@@ -106,7 +106,7 @@ def _size(value: int) -> str:
 
 def shares_table() -> str:
     """Who gets which part of memory_bytes: at least, in a standalone server with its default, and at most."""
-    standalone = plan(2 * STANDALONE_BYTES, (*OF_BROKER, *OF_BOOKIE), {}).limits
+    standalone = plan_memory(2 * STANDALONE_BYTES, (*OF_BROKER, *OF_BOOKIE), {}).limits
     lines = ["| share | what takes it | setting | at least | standalone | at most |", "|---|---|---|---|---|---|"]
     for share in (*OF_BROKER, *OF_BOOKIE, *OF_METADATA):
         name = share.setting.removeprefix("bookie.").removeprefix("broker.")

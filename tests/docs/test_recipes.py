@@ -22,7 +22,7 @@ from magnetar.metadata.records import CounterRecord, DamagedRecord, Record
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import get_record, update_record
 from magnetar.runtime import tasks as supervisor
-from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.process import real_world
 from magnetar.runtime.tasks import Supervisor
 from tests.support.cluster import cluster
@@ -69,7 +69,7 @@ async def test_a_new_background_part_begins_again_is_shown_by_its_name_and_ends_
         kept = running.brokers[0].background.supervise("broker-new", work)
         await asyncio.wait_for(again.wait(), 20)
         assert begun == [0, 1]
-        assert Supervisor.failing_now()["broker-new"] == 1, "until it has run for a while"
+        assert Supervisor.count_failing()["broker-new"] == 1, "until it has run for a while"
     assert kept.ended.cancelled()
 
 
@@ -79,7 +79,7 @@ async def test_a_new_number_of_a_part_is_a_counter_unless_it_is_among_the_gauges
     honest = Bookie.statistics
     monkeypatch.setattr(Bookie, "statistics", lambda self: {**honest(self), "notes": 3, "notes_waiting": 2})
     monkeypatch.setattr(samples, "BOOKIE_GAUGES", samples.BOOKIE_GAUGES | {"notes_waiting"})
-    page = Page()
+    page = MetricsPage()
     async with cluster(tmp_path) as running:
         await MeasuredParts(bookies=running.bookies)(page)
     registry = CollectorRegistry()

@@ -94,9 +94,9 @@ def _wanted(core: w.Writer[PayloadAdd[bytes]], effects: Sequence[w.Effect[Payloa
         if isinstance(effect, SendAdd):
             stored = StoredCopy(effect.add.entry, effect.lac, effect.add.length, effect.add.payload)
             wanted.append(("add", effect.slot, effect.bookie, stored))
-        elif isinstance(effect, w.Confirm):
+        elif isinstance(effect, w.ConfirmEntries):
             wanted.append(("confirm", effect.add.entry, core.state.name))
-        elif isinstance(effect, w.Fail):
+        elif isinstance(effect, w.FailEntries):
             wanted.append(("fail", effect.add.entry, effect.why.name))
         elif isinstance(effect, w.ChangeEnsemble):
             wanted.append(("change", effect.first_entry, effect.failed, core.adds.ensemble))
@@ -131,7 +131,7 @@ def play_recovery(core: r.Recovery, event: Event) -> list[Output]:
             wanted.append(("write", effect.slot, effect.bookie, copy))
         elif isinstance(effect, r.CloseRecovered):
             wanted.append(("end", effect.last_entry, effect.length, effect.fragments))
-        elif isinstance(effect, r.Finish):
+        elif isinstance(effect, r.FinishRecovery):
             wanted.append(("ended", effect.record.last_entry, effect.record.length))
         else:
             wanted.append(("gave up", effect.why.name))

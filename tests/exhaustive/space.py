@@ -192,7 +192,7 @@ class Space:
             first, failed, others = rest
             answer = m.change_ensemble(current, first, failed, dict(others))
             refused = w.EnsembleRefused()
-        if isinstance(answer, m.Refused):
+        if isinstance(answer, m.TransitionRefused):
             return state, refused
         record = answer.record
         state = self._stored(state, answer)
@@ -293,7 +293,7 @@ class Space:
     # ------------------------------------------------------------------------------ recoverers
     def _begin(self, state: State, at: int) -> State:
         answer = m.start_recovery(self.records[state[RECORD]])
-        assert not isinstance(answer, m.Refused)
+        assert not isinstance(answer, m.TransitionRefused)
         if answer.record.state == CLOSED:
             return altered(state, R, put(state[R], at, OVER))
         state = self._stored(state, answer)

@@ -15,7 +15,7 @@ from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespa
 from magnetar.client.model.avro_bounds import CheckedSchema
 from magnetar.client.model.schema import parse_avro_schema, read_avro
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
@@ -34,7 +34,7 @@ def frames() -> list[bytes]:
         metadata=[KeyValue(key="k", value="v")],
     )  # fmt: skip
     send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7, num_messages=2))
-    entry = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
+    entry = encode_client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
     return [
         encode_frame(connect=pulsar.CommandConnect(client_version="x", protocol_version=21, auth_data=b"t")),
         encode_frame(subscribe=subscribe), encode_frame(ping=pulsar.CommandPing()) * 3,

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format import mark as note
-from magnetar.bookie.format.journal import Damaged, crc32c
+from magnetar.bookie.format.journal import DamagedFile, crc32c
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.grpc import translate
 from magnetar.broker.log import compacted_format as compacted
@@ -50,11 +50,11 @@ from magnetar.security import token as revoked
 from magnetar.security.oidc import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
-from magnetar.spark_connector.offsets import from_json, incarnations
+from magnetar.spark_connector.offsets import parse_incarnations, parse_offset
 from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
-    MagnetarError, Damaged, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
+    MagnetarError, DamagedFile, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
 )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _entries() -> list[bytes]:
     one = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
     many = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     batch = entry.encode_batch(many, entry.plain_items([b"a", b"bc", b""]), 3)
-    return [entry.encode_entry(one, b"payload"), batch, entry.broker_part(7, 1) + batch]
+    return [entry.encode_entry(one, b"payload"), batch, entry.encode_broker_part(7, 1) + batch]
 
 
 def _entry(data: bytes) -> None:
@@ -78,7 +78,7 @@ def _entry(data: bytes) -> None:
         checksum = struct.pack(">I", crc32c(data[start + 6 :]))
         data = data[: start + 2] + checksum + data[start + 6 :]
     entry.declared_messages(data)
-    for parse in (entry.parse_stored, entry.split_broker_part):
+    for parse in (entry.parse_stored_head, entry.split_broker_part):
         _tried(parse, data)
     _, header = entry.parse_entry(data)
     entry.distinct_keys(header.metadata, header.payload_offset, data)
@@ -239,8 +239,8 @@ def _json(data: bytes) -> None:
         found = json.loads(data)
     except (ValueError, RecursionError):
         return
-    from_json(found)
-    incarnations(found)
+    parse_offset(found)
+    parse_incarnations(found)
 
 
 # ---------------------------------------------------------------------------------- what brokers store
@@ -320,7 +320,7 @@ def _small(data: bytes) -> None:
     for read in (
         lambda: mark.decode_mark(data, bytes(16), "mark"),
         lambda: list(ledger_index.decode_all(data, "index")),
-        lambda: note.decode(data, b"MAGNOTE1", _Note, "note"),
+        lambda: note.decode_note(data, b"MAGNOTE1", _Note, "note"),
     ):
         with contextlib.suppress(*TYPED):
             read()

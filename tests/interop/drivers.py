@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from magnetar.cli.common.processes import bind_to_parent
+from magnetar.cli.common.processes import with_parent_death_signal
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT_S = 600.0
@@ -51,7 +51,11 @@ class Driver:
         self._errors = folder / f"{name}.stderr"
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                bind_to_parent(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                with_parent_death_signal(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
 
     def ask(self, do: str, **command: object) -> None:

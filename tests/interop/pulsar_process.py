@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import bind_to_parent, free_port
+from magnetar.cli.common.processes import free_port, with_parent_death_signal
 from tests.interop.drivers import HERE, Unavailable, fetch, find_tool
 from tests.interop.drivers import build as compile_
 
@@ -73,7 +73,11 @@ class Pulsar:
         self._log = folder / "pulsar.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                bind_to_parent([*command, *arguments]), stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=folder
+                with_parent_death_signal([*command, *arguments]),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
             )
 
     @property

@@ -156,7 +156,7 @@ class Play:
             return
         asked, self.closing = self.closing, None
         answer = m.close_by_writer(self.record, asked.last_entry, asked.length)
-        if isinstance(answer, m.Refused):
+        if isinstance(answer, m.TransitionRefused):
             self._tell(w.EndRefused())
             return
         self.record = answer.record
@@ -175,11 +175,11 @@ class Play:
             if isinstance(effect, SendAdd):
                 assert effect.add.entry not in self.acked, "what is confirmed is not sent again"
                 self.sent.append((effect.add.entry, effect.slot, effect.bookie))
-            elif isinstance(effect, w.Confirm):
+            elif isinstance(effect, w.ConfirmEntries):
                 ended = self.core.end is not None  # confirmed by the end that is stored, not by acks
                 assert ended or not frozen, "nothing is confirmed while an ensemble change is in flight"
                 self._confirmed(effect.add.entry, ended=ended)
-            elif isinstance(effect, w.Fail):
+            elif isinstance(effect, w.FailEntries):
                 assert effect.add.entry not in self.acked, "an entry that failed was not confirmed"
                 assert effect.add.entry not in self.failed, "an entry fails once"
                 self.failed[effect.add.entry] = effect.why

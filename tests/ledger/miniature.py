@@ -220,9 +220,9 @@ class Miniature:
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
-            elif isinstance(effect, w.Confirm):
+            elif isinstance(effect, w.ConfirmEntries):
                 self._confirmed(effect.add.entry)
-            elif isinstance(effect, w.Fail):
+            elif isinstance(effect, w.FailEntries):
                 assert effect.add.entry not in self.acked, "an entry that failed was not confirmed"
                 self.failed[effect.add.entry] = effect.why
             elif isinstance(effect, w.ChangeEnsemble):
@@ -315,7 +315,7 @@ class Miniature:
         """One transition by compare-and-set; the stored record, None when refused."""
         before = self.record
         answer = decide(before)
-        if isinstance(answer, m.Refused):
+        if isinstance(answer, m.TransitionRefused):
             return None
         if isinstance(answer, m.RecordWrite):
             assert before.state != CLOSED, "nothing leaves CLOSED: a ledger ends once"
@@ -397,7 +397,7 @@ class Recoverer:
                 self._write_back(effect)
             elif isinstance(effect, r.CloseRecovered):
                 self.mini.messages.append(partial(self._close, effect))
-            elif isinstance(effect, r.Finish):
+            elif isinstance(effect, r.FinishRecovery):
                 self.mini.ends.append(effect.record)
 
     def _fence(self, send: r.SendFence) -> None:

@@ -43,7 +43,7 @@ def test_ranges_are_put_together_and_taken_away_as_sets_are(some: Ranges, others
 
 
 async def said(metadata: MetadataStore, ledger: int, bookie: str) -> tuple[tuple[int, int], ...] | None:
-    found = await get_record(metadata, paths.damaged(ledger, bookie), DamagedEntriesRecord)
+    found = await get_record(metadata, paths.damaged_copies_of_bookie(ledger, bookie), DamagedEntriesRecord)
     return None if found is None else found[0].ranges
 
 

@@ -42,10 +42,10 @@ async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
         session = running.store.new_session()
         for ids in ([5], [7], [6], [5], range(8, 100)):
             await deletions.record_deletions(session, ids)
-        found = await get_record(session, paths.deleted(0), DeletedLedgersRecord)
+        found = await get_record(session, paths.deleted_ledgers(0), DeletedLedgersRecord)
         assert found is not None
         assert found[0].ranges == ((5, 99),)
-        await session.put(paths.deleted(1), b"not a record")
+        await session.put(paths.deleted_ledgers(1), b"not a record")
         with pytest.raises(DamagedRecord):
             await deletions.find_deleted(session, [deletions.PAGE_IDS])
         await session.close()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from magnetar.ledger import LedgerEnd
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
 from magnetar.ledger.peer_format import Op, Status
-from magnetar.ledger.reader_core import Payload
+from magnetar.ledger.reader_core import AppendPayload
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
 from tests.ledger.conftest import QUICK, Cluster, until
 
@@ -37,8 +37,8 @@ class Listener:
                 await self.changed.wait()
 
 
-def payload(data: bytes) -> Payload:
-    return Payload((data,), len(data))
+def payload(data: bytes) -> AppendPayload:
+    return AppendPayload((data,), len(data))
 
 
 async def listening(cluster: Cluster, **config: object) -> tuple[LedgerWriter, Listener]:

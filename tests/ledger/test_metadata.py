@@ -33,8 +33,8 @@ def test_create_recognises_its_own_record_by_the_token() -> None:
         (record(), m.RecordWrite(record(state=CLOSED, last_entry=4, length=50))),
         (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
         (record(state=CLOSED, last_entry=9), m.AlreadyStored(record(state=CLOSED, last_entry=9))),
-        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.FENCED)),
-        (None, m.Refused(m.TransitionRefusal.DELETED)),
+        (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.FENCED)),
+        (None, m.TransitionRefused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_a_writer_closes_only_an_open_ledger(current: LedgerRecord | None, expected: m.Transition) -> None:
@@ -58,9 +58,9 @@ A_FAILED = ((0, "a"),)
             record(fragments=(FIRST, Fragment(3, ("a", "b", "e")))),
             m.RecordWrite(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
         ),
-        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.FENCED)),
-        (CLOSED_AT_4, m.Refused(m.TransitionRefusal.ENDED)),
-        (None, m.Refused(m.TransitionRefusal.DELETED)),
+        (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.FENCED)),
+        (CLOSED_AT_4, m.TransitionRefused(m.TransitionRefusal.ENDED)),
+        (None, m.TransitionRefused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_write(
@@ -87,7 +87,7 @@ def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_
         (record(), m.RecordWrite(record(state=IN_RECOVERY))),
         (record(state=IN_RECOVERY), m.AlreadyStored(record(state=IN_RECOVERY))),
         (CLOSED_AT_4, m.AlreadyStored(CLOSED_AT_4)),
-        (None, m.Refused(m.TransitionRefusal.DELETED)),
+        (None, m.TransitionRefused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expected: m.Transition) -> None:
@@ -112,7 +112,9 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
 @pytest.mark.parametrize("current", [record(), record(state=IN_RECOVERY, fragments=(Fragment(0, ("a", "b", "z")),))])
 def test_recovery_does_not_close_what_it_did_not_read(current: LedgerRecord) -> None:
     snapshot = record().fragments
-    assert m.close_recovered(current, snapshot, snapshot, 3, 40) == m.Refused(m.TransitionRefusal.FRAGMENTS_CHANGED)
+    assert m.close_recovered(current, snapshot, snapshot, 3, 40) == m.TransitionRefused(
+        m.TransitionRefusal.FRAGMENTS_CHANGED
+    )
 
 
 def test_closed_is_final() -> None:
@@ -156,15 +158,15 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
             record(fragments=TWO, state=CLOSED, last_entry=4),
             m.RecordWrite(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
         ),
-        (record(), m.Refused(m.TransitionRefusal.NOT_FINAL)),
-        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.NOT_FINAL)),
+        (record(), m.TransitionRefused(m.TransitionRefusal.NOT_FINAL)),
+        (record(state=IN_RECOVERY), m.TransitionRefused(m.TransitionRefusal.NOT_FINAL)),
         (
             record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])),
             m.AlreadyStored(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]))),
         ),
-        (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),
-        (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),
-        (None, m.Refused(m.TransitionRefusal.DELETED)),
+        (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.TransitionRefused(m.TransitionRefusal.MOVED_ON)),
+        (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.TransitionRefused(m.TransitionRefusal.MOVED_ON)),
+        (None, m.TransitionRefused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_still_stands(
@@ -174,4 +176,6 @@ def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_sti
 
 
 def test_a_fragment_that_is_not_there_any_more_is_left_alone() -> None:
-    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.Refused(m.TransitionRefusal.MOVED_ON)
+    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.TransitionRefused(
+        m.TransitionRefusal.MOVED_ON
+    )

@@ -81,11 +81,11 @@ def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() 
     adds = pending("x")
     assert adds.mark_failed(0, "a")
     assert not adds.mark_failed(0, "z"), "who does not stand there cannot fail there"
-    assert not adds.head_is_unconfirmable
+    assert not adds.is_head_unconfirmable
     assert [send.slot for send in adds.add_with_sends(PayloadAdd("y"), 1)] == [1, 2]
     assert adds.mark_failed(1, "b")
-    assert adds.head_is_unconfirmable
-    assert adds.any_is_unconfirmable
+    assert adds.is_head_unconfirmable
+    assert adds.is_any_unconfirmable
 
 
 def test_an_ack_before_the_failure_still_counts() -> None:
@@ -93,7 +93,7 @@ def test_an_ack_before_the_failure_still_counts() -> None:
     acked(adds, 0, 0)
     adds.mark_failed(0, "a")
     adds.mark_failed(1, "b")
-    assert not adds.head_is_unconfirmable
+    assert not adds.is_head_unconfirmable
     assert acked(adds, 0, 2) == [0]
 
 

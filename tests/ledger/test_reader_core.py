@@ -15,10 +15,10 @@ from magnetar.ledger.reader_core import (
     AskBookie,
     EntriesRead,
     EntryMissing,
-    Failed,
+    FailRead,
+    FinishRead,
     RangeRead,
     ReadBound,
-    ReadDone,
     ReadFailed,
     ReadFailure,
     SpeculationDue,
@@ -65,7 +65,7 @@ def test_an_answer_counts_up_to_the_first_entry_that_is_not_the_right_one() -> N
     read = RangeRead(record(), 0, 5, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(0), stored(1), stored(3), stored(2)]))
-    assert isinstance(done, ReadDone)
+    assert isinstance(done, FinishRead)
     assert [entry.entry for entry in done.entries] == [0, 1]
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_the_entry_is_no_answer_and_the_next_replica_is_asked(bad: b
     second = ask(read.receive(EntriesRead(first, [bad]))).bookie
     assert second != first
     assert [bookie for bookie, _ in read.damaged] == [first]
-    assert isinstance(read.receive(EntriesRead(second, [stored(0)])), ReadDone)
+    assert isinstance(read.receive(EntriesRead(second, [stored(0)])), FinishRead)
     read.check()
 
 
@@ -103,7 +103,7 @@ def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and
     assert read.receive(SpeculationDue()) is None
     read.check()
     done = read.receive(EntriesRead(first, [stored(0)]))
-    assert isinstance(done, ReadDone), "the slow one was the first with a good answer"
+    assert isinstance(done, FinishRead), "the slow one was the first with a good answer"
     with pytest.raises(AssertionError, match="finished"):
         read.receive(ReadFailed(second))
 
@@ -120,7 +120,7 @@ def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
     assert read.receive(EntryMissing(asked[2])) is None
     read.check()
     failed = read.receive(EntryMissing(asked[0]))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailRead)
     assert failed.why is ReadFailure.LOST
     with pytest.raises(AssertionError):
         read.receive(EntryMissing(asked[0]))
@@ -147,7 +147,7 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
         bookie = open_.pop(step % len(open_))
         facts.append(EntryMissing if step % 2 else ReadFailed)
         effect = read.receive(facts[-1](bookie))
-    assert isinstance(effect, Failed)
+    assert isinstance(effect, FailRead)
     assert sorted(effect.asked) == sorted("abcdef"[slot] for slot in Striping(*shape).write_set(3))
     assert (effect.why is ReadFailure.LOST) == (ReadFailed not in facts)
 
@@ -156,7 +156,7 @@ def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
     read = RangeRead(record(), 4, 9, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(4), stored(5), b"rot", stored(7)]))
-    assert isinstance(done, ReadDone)
+    assert isinstance(done, FinishRead)
     assert read.damaged == [(bookie, 6)]
 
 
@@ -175,7 +175,7 @@ def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
     effect: object = read.start()
     for answer in answers:
         effect = read.receive(answer(ask(effect).bookie))
-    assert isinstance(effect, Failed)
+    assert isinstance(effect, FailRead)
     assert effect.why is expected
     assert sorted(effect.asked) == ["a", "b", "c"]
 
@@ -183,12 +183,12 @@ def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
 def test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end() -> None:
     bound = ReadBound(record(state="open"))
     assert (bound.last_entry, bound.closed) == (-1, False)
-    bound.raise_to(4)
-    bound.raise_to(2)
+    bound.raise_lac(4)
+    bound.raise_lac(2)
     assert (bound.last_entry, bound.closed) == (4, False)
     bound.apply_record(record())
     assert (bound.last_entry, bound.closed) == (9, True)
-    bound.raise_to(12)
+    bound.raise_lac(12)
     assert bound.last_entry == 9
 
 

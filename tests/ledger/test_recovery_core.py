@@ -19,7 +19,7 @@ from magnetar.ledger.recovery_core import (
     Fact,
     Fenced,
     FenceFailed,
-    Finish,
+    FinishRecovery,
     ReadFailed,
     RecordClosed,
     Recovery,
@@ -243,7 +243,7 @@ def test_the_end_that_is_stored_is_the_end_that_is_told() -> None:
     script.fenced()
     script.absent(0)
     theirs = msgspec.structs.replace(record(), state="closed", last_entry=8, length=90)
-    assert script.tell(RecordClosed(theirs)) == [Finish(theirs)]
+    assert script.tell(RecordClosed(theirs)) == [FinishRecovery(theirs)]
     assert script.core.state is RecoveryState.DONE
 
 

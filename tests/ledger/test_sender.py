@@ -17,12 +17,12 @@ from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.metadata_core import new_record
 from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
-from magnetar.ledger.reader_core import Payload
+from magnetar.ledger.reader_core import AppendPayload
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, FutureAppend
 from magnetar.ledger.writer_core import AddRefused, EntryOutcome
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Asker, Reply, notify_asker
+from magnetar.runtime.network import AnswerListener, Reply, notify_on_answer
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
@@ -57,7 +57,7 @@ class Rig:
         record = new_record(
             1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )  # fmt: skip
-        self.adds: PendingAdds[Payload] = PendingAdds(striping, BOOKIES[: shape[0]])
+        self.adds: PendingAdds[AppendPayload] = PendingAdds(striping, BOOKIES[: shape[0]])
         self.sent: list[Sent] = []
         self.facts: list[Fact] = []
         self.failed: list[str] = []
@@ -67,7 +67,7 @@ class Rig:
         self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
         self._happened = asyncio.Event()
 
-    def _acked(self, adds: list[Payload], place: tuple[int, str]) -> None:
+    def _acked(self, adds: list[AppendPayload], place: tuple[int, str]) -> None:
         self._learn(AddsAcked([add.entry for add in adds], *place))
 
     def _learn(self, fact: Fact) -> None:
@@ -78,9 +78,11 @@ class Rig:
     def peers(self) -> dict[str, Any]:
         return {bookie: SimpleNamespace(post=partial(self._post, bookie)) for bookie in BOOKIES}
 
-    def _post(self, bookie: str, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
+    def _post(
+        self, bookie: str, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> None:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(notify_asker, asker))
+        answer.add_done_callback(partial(notify_on_answer, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
 
@@ -147,7 +149,7 @@ async def test_the_lac_of_an_entry_is_that_of_its_append() -> None:
     rig = Rig()
     rig.append(b"zero")
     await rig.wait_sent(1)
-    rig.adds.ack_entries(AddsAcked([0], 0, BOOKIES[0]))
+    rig.adds.count_acks(AddsAcked([0], 0, BOOKIES[0]))
     rig.append(b"one", b"two")
     await rig.wait_sent(2)
     assert [ENTRY_HEADER.unpack(stored[0])[2] for _, stored, _ in rig.sent[1].opened] == [0, 0]

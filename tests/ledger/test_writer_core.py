@@ -11,13 +11,13 @@ from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
     CloseLedger,
-    Confirm,
+    ConfirmEntries,
     Effect,
     EndRefused,
     EndUnknown,
     EntryOutcome,
     Fact,
-    Fail,
+    FailEntries,
     LedgerEnded,
     QuorumTimedOut,
     Writer,
@@ -55,9 +55,9 @@ class Script:
         self.core.check()
         said: list[tuple[object, ...]] = []
         for effect in effects:
-            if isinstance(effect, Confirm):
+            if isinstance(effect, ConfirmEntries):
                 said.append(("confirm", effect.add.entry))
-            elif isinstance(effect, Fail):
+            elif isinstance(effect, FailEntries):
                 said.append(("fail", effect.add.entry, effect.why))
             elif isinstance(effect, SendAdd):
                 said.append(("send", effect.add.entry, effect.bookie))

@@ -13,7 +13,7 @@ import sys
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.cli.run.metrics import announce_ready
-from magnetar.cli.run.servers import connect, disconnect, serve, serve_for_ever
+from magnetar.cli.run.servers import connect_metadata, disconnect, run_server, serve_for_ever
 from magnetar.runtime.lifecycle import Parts
 from magnetar.runtime.network import Endpoint, Serving, World
 from tests.line_protocol.protocol import LineProtocol
@@ -32,14 +32,16 @@ def main() -> int:
 
     async def run(world: World) -> None:
         async with Parts(world.clock) as parts:
-            store = await parts.start("metadata", connect(world, given.metadata, WAIT_S, SESSION_S), disconnect)
+            store = await parts.start(
+                "metadata", connect_metadata(world, given.metadata, WAIT_S, SESSION_S), disconnect
+            )
             broker = await parts.start("broker", Broker.start(world, CONFIG, store), Broker.close)
             lines = world.network.serve_bytes(given.listen, LineProtocol(broker.topic_manager).serve)
             serving: Serving = await parts.start("lines", lines, lambda serving: serving.close())
             announce_ready(f"lines://{serving.endpoint}")
             await serve_for_ever()
 
-    return serve(run, "info", "text")
+    return run_server(run, "info", "text")
 
 
 sys.exit(main())

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
-from magnetar.metadata.remote import RemoteStore, connect, connect_metadata
+from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
-from magnetar.metadata.store import ANY, Changed, Delete, MetadataStore, Operation, Put, Versioned, WatchReset
+from magnetar.metadata.store import ANY, Delete, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
@@ -148,7 +148,7 @@ class ZookeeperBackend:
     async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
         from magnetar.metadata.zookeeper import ZookeeperStore
 
-        store = await connect(real_world(1), self.address, timeout_s)
+        store = await connect_address(real_world(1), self.address, timeout_s)
         assert isinstance(store, ZookeeperStore)
         self._stores.append(store)
         return store
@@ -238,7 +238,7 @@ class Forgetful:
     async def revision(self) -> int:
         return await self._store.revision()
 
-    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | WatchReset]:
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         return self._store.watch(prefix, after_revision)
 
     async def wait_session_lost(self) -> None:

@@ -72,7 +72,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
     assert ledgers
     assert list(found.bookies) == bookies
     assert found.ledgers == frozenset(ledgers)
-    kept = backup.restore(copy, target, found.highest + 100, "second")
+    kept = backup.restore_backup(copy, target, found.highest + 100, "second")
     assert kept == f"{target}.replaced-1"
     tree = Tree(target, "third")
     try:
@@ -104,4 +104,4 @@ def test_a_bookies_damaged_record_stops_no_restore(tmp_path: Path, encoded: Enco
     sql.close()
     (bookie,) = backup.inspect_backup(copy).bookies
     assert (bookie.bookie, bookie.endpoint) == (path.rpartition("/")[2], "")
-    backup.restore(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")
+    backup.restore_backup(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Put
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Put
 from magnetar.metadata.tree_core import Commit, CommitBatch, JobResult, paths_of
 from magnetar.proto.errors import BadVersion, NodeExists
 
 
 def test_each_commit_finds_the_nodes_as_those_before_it_left_them() -> None:
     batch = CommitBatch({"/a": 4}, 10)
-    assert batch.add(Commit([Put("/a", b"1", 4)], "")) == JobResult([5], 11, [Changed("/a", 5, 11)])
-    assert batch.add(Commit([Put("/a", b"2", 5)], "")) == JobResult([6], 12, [Changed("/a", 6, 12)])
+    assert batch.add(Commit([Put("/a", b"1", 4)], "")) == JobResult([5], 11, [NodeChanged("/a", 5, 11)])
+    assert batch.add(Commit([Put("/a", b"2", 5)], "")) == JobResult([6], 12, [NodeChanged("/a", 6, 12)])
     assert isinstance(batch.add(Commit([Put("/a", b"3", 5)], "")), BadVersion)
     assert batch.nodes == {"/a": ("/a", b"2", 6, 12, None)}
     assert batch.revision == 12

@@ -11,15 +11,15 @@ from magnetar.metadata.store import (
     ABSENT,
     ANY,
     VALUE_BYTES_MAX,
-    Changed,
     Check,
     Delete,
     MetadataStore,
+    NodeChanged,
     Put,
     Versioned,
     WatchReset,
     allocate_ids,
-    update,
+    update_node,
 )
 from magnetar.proto.errors import (
     BadVersion,
@@ -33,13 +33,13 @@ from magnetar.proto.errors import (
 from tests.metadata.stores import Backend, conformance
 
 
-async def _take(watch: AsyncIterator[Changed | WatchReset], count: int) -> list[Changed | WatchReset]:
+async def _take(watch: AsyncIterator[NodeChanged | WatchReset], count: int) -> list[NodeChanged | WatchReset]:
     return [await anext(watch) for _ in range(count)]
 
 
 async def _wait_deleted(store: MetadataStore, path: str, after_revision: int) -> None:
     async for change in store.watch(path, after_revision):
-        if change.version == ABSENT if isinstance(change, Changed) else await store.get(path) is None:
+        if change.version == ABSENT if isinstance(change, NodeChanged) else await store.get(path) is None:
             return
 
 
@@ -109,7 +109,7 @@ async def test_many_writers_of_one_counter_lose_no_update(backend: Backend) -> N
     def increment(current: Versioned | None) -> bytes:
         return str(int(current.value if current else b"0") + 1).encode()
 
-    await asyncio.gather(*[update(stores[i % 3], "/n", increment) for i in range(30)])
+    await asyncio.gather(*[update_node(stores[i % 3], "/n", increment) for i in range(30)])
     assert await stores[0].get("/n") == Versioned(b"30", 29)
     blocks = await asyncio.gather(*[allocate_ids(stores[i % 3], 5) for i in range(12)])
     assert sorted(id_ for block in blocks for id_ in block) == list(range(1, 61))
@@ -177,7 +177,7 @@ async def test_a_closed_store_says_session_expired_to_everything(backend: Backen
     lost = asyncio.ensure_future(store.wait_session_lost())
     await store.put("/a", b"")
     begun = await other.revision()
-    assert await waiting == (Changed("/a", 0, begun) if backend.keeps_history else WatchReset(begun))
+    assert await waiting == (NodeChanged("/a", 0, begun) if backend.keeps_history else WatchReset(begun))
     waiting = asyncio.ensure_future(anext(watch))
     await store.close()
     await lost
@@ -195,7 +195,7 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Bac
     first = asyncio.ensure_future(anext(watch))
     await store.put("/w", b"")
     begun = await other.revision()
-    assert await first == (Changed("/w", 0, begun) if backend.keeps_history else WatchReset(begun))
+    assert await first == (NodeChanged("/w", 0, begun) if backend.keeps_history else WatchReset(begun))
     first = asyncio.ensure_future(anext(watch))
     await other.commit([Put("/w/a", b""), Put("/ww", b""), Put("/w/a", b""), Put("/x/w", b"")])
     r1 = await other.revision()
@@ -207,10 +207,10 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Bac
     await store.put("/w", b"")
     r4 = await other.revision()
     expected = [
-        Changed("/w/a", 0, r1), Changed("/w/a", 1, r1),
-        Changed("/w/a", -1, r2),
-        Changed("/w/b/c", 0, r3),
-        Changed("/w", 1, r4),
+        NodeChanged("/w/a", 0, r1), NodeChanged("/w/a", 1, r1),
+        NodeChanged("/w/a", -1, r2),
+        NodeChanged("/w/b/c", 0, r3),
+        NodeChanged("/w", 1, r4),
     ]  # fmt: skip
     assert begun < r1 < r2 < r3 < r4
     assert [await first, *await _take(watch, 4)] == expected
@@ -235,7 +235,7 @@ async def test_a_watch_is_told_when_its_history_is_gone(backend: Backend) -> Non
     watch = store.watch("/", start)
     assert await anext(watch) == WatchReset(await store.revision())
     await store.put("/w/after", b"")
-    assert await anext(watch) == Changed("/w/after", 0, await store.revision())
+    assert await anext(watch) == NodeChanged("/w/after", 0, await store.revision())
 
 
 @conformance

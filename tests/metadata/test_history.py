@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from magnetar.metadata.store import Changed, WatchReset
+from magnetar.metadata.store import NodeChanged, WatchReset
 from magnetar.metadata.tree_core import ChangeHistory, is_below
 
 
 def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
     history = ChangeHistory(7)
-    history.append(8, [Changed("/a", 0, 8), Changed("/b", 0, 8)])
+    history.append(8, [NodeChanged("/a", 0, 8), NodeChanged("/b", 0, 8)])
     history.append(9, [])
-    history.append(10, [Changed("/a/x", 0, 10), Changed("/ab", 0, 10)])
-    assert history.changes_since("/a", 7) == [Changed("/a", 0, 8), Changed("/a/x", 0, 10)]
-    assert history.changes_since("/a", 8) == history.changes_since("/a", 9) == [Changed("/a/x", 0, 10)]
+    history.append(10, [NodeChanged("/a/x", 0, 10), NodeChanged("/ab", 0, 10)])
+    assert history.changes_since("/a", 7) == [NodeChanged("/a", 0, 8), NodeChanged("/a/x", 0, 10)]
+    assert history.changes_since("/a", 8) == history.changes_since("/a", 9) == [NodeChanged("/a/x", 0, 10)]
     assert history.changes_since("/", 10) == []
     assert history.changes_since("/", 6) == WatchReset(10)
     assert history.changes_since("/", 11) == WatchReset(10)
@@ -25,12 +25,12 @@ def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
 
 def test_a_revision_is_never_torn_apart_when_the_history_is_cut() -> None:
     history = ChangeHistory(0, changes_max=4)
-    history.append(1, [Changed(f"/{i}", 0, 1) for i in range(3)])
-    history.append(2, [Changed(f"/{i}", 1, 2) for i in range(2)])
+    history.append(1, [NodeChanged(f"/{i}", 0, 1) for i in range(3)])
+    history.append(2, [NodeChanged(f"/{i}", 1, 2) for i in range(2)])
     assert history.floor == 1
     assert history.changes_since("/", 0) == WatchReset(2)
-    assert history.changes_since("/", 1) == [Changed("/0", 1, 2), Changed("/1", 1, 2)]
-    history.append(3, [Changed(f"/{i}", 2, 3) for i in range(9)])  # more than the history holds at all
+    assert history.changes_since("/", 1) == [NodeChanged("/0", 1, 2), NodeChanged("/1", 1, 2)]
+    history.append(3, [NodeChanged(f"/{i}", 2, 3) for i in range(9)])  # more than the history holds at all
     assert len(history) == 0
     assert history.changes_since("/", 2) == WatchReset(3)
     assert history.changes_since("/", 3) == []
@@ -47,11 +47,13 @@ def test_a_revision_is_not_skipped() -> None:
 def test_any_watcher_at_any_speed_hears_everything_or_reset(seed: int) -> None:
     rng = random.Random(seed)
     history = ChangeHistory(0, changes_max=rng.randint(1, 30))
-    everything: list[Changed] = []
+    everything: list[NodeChanged] = []
     seen = dict.fromkeys(("/", "/a", "/a/b", "/c"), 0)
-    heard: dict[str, list[Changed]] = {prefix: [] for prefix in seen}
+    heard: dict[str, list[NodeChanged]] = {prefix: [] for prefix in seen}
     for revision in range(1, 300):
-        changes = [Changed(rng.choice(["/a", "/a/b", "/ab", "/c/d"]), 0, revision) for _ in range(rng.randint(0, 3))]
+        changes = [
+            NodeChanged(rng.choice(["/a", "/a/b", "/ab", "/c/d"]), 0, revision) for _ in range(rng.randint(0, 3))
+        ]
         history.append(revision, changes)
         everything += changes
         history.check()

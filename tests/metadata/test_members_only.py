@@ -22,7 +22,7 @@ from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
 from magnetar.runtime.network import Channel, Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
-from magnetar.security.authority import initialize
+from magnetar.security.authority import create_files
 from magnetar.security.members import member_network
 from magnetar.security.settings import SecuritySettings
 
@@ -121,7 +121,7 @@ def with_tls(files: TlsFiles) -> World:
 async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
     ours, theirs, data = tmp_path / "ours", tmp_path / "theirs", tmp_path / "data"
     for folder, name in ((ours, "one"), (theirs, "two")):
-        initialize(folder, ["127.0.0.1"], datetime.now(UTC), name)
+        create_files(folder, ["127.0.0.1"], datetime.now(UTC), name)
     data.mkdir()
     put = [Put(OWN, RECORD, ABSENT, ephemeral=True)]
     async with served(data, world_of(ours, "metadata")) as server:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Operation, Put, WatchReset
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Operation, Put, WatchReset
 from magnetar.metadata.tree import EndSession, Node, OpenSession, Tree
 from magnetar.metadata.tree_core import ChangeHistory, Commit, JobResult
 from magnetar.proto.errors import BadVersion
@@ -114,7 +114,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.seen = self.history.revision
         assert self.mirror == {path: version for path, (_, version, _) in self.model.nodes.items()}
 
-    def _hear(self, change: Changed) -> None:
+    def _hear(self, change: NodeChanged) -> None:
         if change.version == ABSENT:
             del self.mirror[change.path]
         else:

@@ -14,7 +14,7 @@ from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metad
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
-from magnetar.metadata.store import Changed, Versioned, WatchReset, allocate_ids, update
+from magnetar.metadata.store import NodeChanged, Versioned, WatchReset, allocate_ids, update_node
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
@@ -68,7 +68,7 @@ def test_a_session_and_its_watches_outlive_their_connections() -> None:
             _cut(backend, store)
             await other.put("/w", str(i).encode())
             change = await heard
-            assert isinstance(change, Changed)
+            assert isinstance(change, NodeChanged)
             assert change.version == i  # none is missed, none comes twice
             heard = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(60)
@@ -220,7 +220,7 @@ def _cuts(seed: int) -> str:
             for i in range(15):
                 taken.extend(await allocate_ids(store, 2))
                 name = f"{store.session_id[:4]}-{i}"
-                await update(store, "/members", join)
+                await update_node(store, "/members", join)
 
         async def disturb() -> None:
             while True:
@@ -286,9 +286,9 @@ async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path
     async with asyncio.timeout(10):
         assert await store.put("/a", b"") == 0
         assert store.session_id == session
-        assert await heard == Changed("/a", 0, seen + 1)
+        assert await heard == NodeChanged("/a", 0, seen + 1)
         assert await store.get("/e") == Versioned(b"", 0)
-        assert await anext(watch) == Changed("/gone", -1, seen + 2)  # the other session had its whole timeout again
+        assert await anext(watch) == NodeChanged("/gone", -1, seen + 2)  # the other session had its whole timeout again
     await store.close()
     await gone.close()
     await server.close()
@@ -334,7 +334,7 @@ def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history() -> None
         await asyncio.sleep(5)
         await other.put("/quiet/at-last", b"")
         change = await heard
-        assert isinstance(change, Changed)
+        assert isinstance(change, NodeChanged)
         assert change.path == "/quiet/at-last"
 
     _simulate(scenario)
@@ -352,7 +352,7 @@ def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
         reset = await anext(watch)
         assert isinstance(reset, WatchReset)
         news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
-        assert all(isinstance(change, Changed) for change in news)
+        assert all(isinstance(change, NodeChanged) for change in news)
 
     _simulate(scenario)
 

@@ -21,10 +21,10 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 @example("a/b%2Fc")
 @example("\x00\n")
 def test_any_name_is_one_valid_segment_and_comes_back(name: str) -> None:
-    segment = paths.segment(name)
+    segment = paths.encode_segment(name)
     assert "/" not in segment
     check_path(paths.tenant(name))
-    assert paths.name(segment) == name
+    assert paths.decode_segment(segment) == name
 
 
 def test_ledgers_sort_as_numbers() -> None:

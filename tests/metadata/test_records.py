@@ -179,11 +179,11 @@ def test_a_process_writes_the_format_that_its_cluster_had_when_it_started(monkey
     monkeypatch.setattr(records._Written, "settled", False)
     monkeypatch.setattr(records._Written, "format", records.CLUSTER_FORMAT)
     with pytest.raises(NewerFormat, match=r"format 3; .* upgrade this process"):
-        records.settle_format(records.CLUSTER_FORMAT + 1)
-    records.settle_format(1)
-    assert not any(records.writes(feature) for feature in records.Feature)
+        records.set_written_format(records.CLUSTER_FORMAT + 1)
+    records.set_written_format(1)
+    assert not any(records.may_write_feature(feature) for feature in records.Feature)
     before = encode(CounterRecord(next=7), "/ids/ledger")
     assert before == b"MR\x01\x02" + bytes.fromhex("2a9661f6") + b'{"next":7}', "as the Magnetar before wrote it"
     assert decode(before, CounterRecord, "/ids/ledger") == CounterRecord(next=7)
-    records.settle_format(2)  # raised while the process runs
+    records.set_written_format(2)  # raised while the process runs
     assert encode(CounterRecord(next=7), "/ids/ledger") == before

@@ -83,7 +83,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
     for lost in (False, True):
         if lost:
             os.remove(path)
-        backup.restore(copy, path, 0, "restored")
+        backup.restore_backup(copy, path, 0, "restored")
         with contextlib.closing(Tree(path, "second")) as restored:
             found = restored.get(PATHS[0])
             assert found is not None

@@ -13,9 +13,9 @@ import pytest
 
 from magnetar.cli.run.servers import parse_metadata_address
 from magnetar.metadata.address import ZookeeperAccess, ZookeeperAddress, parse
-from magnetar.metadata.remote import connect
+from magnetar.metadata.remote import connect_address
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, Changed, Put, WatchReset
+from magnetar.metadata.store import ABSENT, NodeChanged, Put, WatchReset
 from magnetar.proto.errors import (
     InvalidConfiguration,
     Unauthorized,
@@ -57,7 +57,7 @@ def _address(server: ZookeeperServer, ca: str, credentials: str = OURS, root: st
 
 @asynccontextmanager
 async def _open(address: ZookeeperAddress, timeout_s: float = 10.0) -> AsyncIterator[ZookeeperStore]:
-    store = await connect(real_world(1), address, timeout_s)
+    store = await connect_address(real_world(1), address, timeout_s)
     assert isinstance(store, ZookeeperStore)
     try:
         yield store
@@ -96,7 +96,7 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
         async with asyncio.timeout(20):
             while True:
                 event = await told.get()
-                if isinstance(event, WatchReset) or (isinstance(event, Changed) and event.path == "/topics/a/c"):
+                if isinstance(event, WatchReset) or (isinstance(event, NodeChanged) and event.path == "/topics/a/c"):
                     break
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -132,21 +132,23 @@ async def test_another_authority_another_host_and_a_server_in_clear_are_said_at_
     other = Authority.make(tmp_path / "other")
     began = asyncio.get_running_loop().time()
     with pytest.raises(UntrustedServer, match="certificate of ZooKeeper"):
-        await connect(real_world(1), _address(server, other.ca))
+        await connect_address(real_world(1), _address(server, other.ca))
     by_name = _address(server, authority.ca)._replace(servers=(Endpoint("localhost", server.port),))
     with pytest.raises(UntrustedServer, match="localhost"):
-        await connect(real_world(1), by_name)
+        await connect_address(real_world(1), by_name)
     clear = await asyncio.start_server(lambda reader, writer: writer.write(b"no TLS"), "127.0.0.1", 0)
     port = clear.sockets[0].getsockname()[1]
     with pytest.raises(WrongProtocol, match="does not speak TLS"):
-        await connect(real_world(1), _address(server, authority.ca)._replace(servers=(Endpoint("127.0.0.1", port),)))
+        await connect_address(
+            real_world(1), _address(server, authority.ca)._replace(servers=(Endpoint("127.0.0.1", port),))
+        )
     clear.close()
     with pytest.raises(InvalidConfiguration, match="TLS files"):
-        await connect(real_world(1), _address(server, str(tmp_path / "none.pem")))
+        await connect_address(real_world(1), _address(server, str(tmp_path / "none.pem")))
     assert asyncio.get_running_loop().time() - began < 5
     in_clear = parse(server.url)
     with pytest.raises(Unavailable):
-        await connect(real_world(1), in_clear, 1.0)
+        await connect_address(real_world(1), in_clear, 1.0)
 
 
 async def test_a_tree_that_was_made_in_the_open_is_said_with_what_to_type(

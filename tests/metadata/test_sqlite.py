@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, Changed, Put, Versioned, WatchReset
+from magnetar.metadata.store import ABSENT, NodeChanged, Put, Versioned, WatchReset
 from magnetar.metadata.tree import Job, Tree
 from magnetar.metadata.tree_core import Commit, JobResult
 from magnetar.proto.errors import (
@@ -207,7 +207,7 @@ async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -
     store = await SqliteStore.open(real_world(), MEMORY)
     store.history._changes_max = 20
     session = store.new_session()
-    heard: list[Changed | WatchReset] = []
+    heard: list[NodeChanged | WatchReset] = []
 
     async def follow() -> None:
         async for change in session.watch("/mine", 0):
@@ -230,7 +230,7 @@ async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -
     await session.commit([Put("/others/0", b""), Put("/mine", b""), Put("/mine/last", b"")])
     await following
     assert not any(isinstance(each, WatchReset) for each in heard)
-    assert [(each.path, each.version) for each in heard if isinstance(each, Changed)] == [
+    assert [(each.path, each.version) for each in heard if isinstance(each, NodeChanged)] == [
         ("/mine/first", 0), ("/mine/first", 1), ("/mine", 0), ("/mine/last", 0)
     ]  # fmt: skip
     assert not store._watches
@@ -315,7 +315,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     full.clear()
     async with asyncio.timeout(10):
         async for change in watcher.watch("/owner", await watcher.revision()):
-            assert change == Changed("/owner", ABSENT, change.revision)
+            assert change == NodeChanged("/owner", ABSENT, change.revision)
             break
     assert await watcher.get("/owner") is None
     await store.close()

@@ -22,8 +22,8 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import (
-    Change,
     MetadataStore,
+    NodeUpdate,
     Operation,
     Versioned,
     allocate_ids,
@@ -33,9 +33,9 @@ from magnetar.metadata.store import (
     get_record,
     put_record,
     read_cluster_format,
-    update,
+    update_node,
+    update_nodes,
     update_record,
-    update_together,
 )
 from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
 from magnetar.runtime.process import real_world
@@ -65,7 +65,7 @@ async def test_an_update_whose_answers_are_lost_happens_exactly_once(
 ) -> None:
     await store.put("/members", b"a")
     forgetful = Forgetful(store, faults)
-    assert await update(forgetful, "/members", _join("b")) == Versioned(b"a b", 1)
+    assert await update_node(forgetful, "/members", _join("b")) == Versioned(b"a b", 1)
     assert await store.get("/members") == Versioned(b"a b", 1)
     written = [fault for fault in faults if fault != "dropped"]
     assert forgetful.commits == (faults.index(written[0]) + 1 if written else 4)
@@ -89,12 +89,16 @@ async def test_changes_together_happen_all_or_not_at_all_and_exactly_once(
     await store.put("/members", b"a")
     await store.put("/has-it", b"b")
     forgetful = Forgetful(store, faults)
-    changes = [Change("/members", _join("b")), Change("/made", _join("b"), absent=True), Change("/has-it", _join("b"))]
+    changes = [
+        NodeUpdate("/members", _join("b")),
+        NodeUpdate("/made", _join("b"), absent=True),
+        NodeUpdate("/has-it", _join("b")),
+    ]
     written = [Versioned(b"a b", 1), Versioned(b"b", 0), Versioned(b"b", 0)]
-    assert await update_together(forgetful, changes) == written
+    assert await update_nodes(forgetful, changes) == written
     assert [await store.get(each.path) for each in changes] == written
     commits = forgetful.commits
-    assert await update_together(forgetful, [each._replace(absent=False) for each in changes]) == written
+    assert await update_nodes(forgetful, [each._replace(absent=False) for each in changes]) == written
     assert forgetful.commits == commits, "nothing to do, nothing written"
 
 
@@ -113,8 +117,8 @@ async def test_a_node_that_stays_is_the_one_that_was_read_when_the_others_change
                 await self._store.put(other, b"c")
             return await super().commit(operations)
 
-    await update_together(
-        Contended(store, []), [Change("/has-it", _join("b", seen)), Change("/members", _join("b", seen))]
+    await update_nodes(
+        Contended(store, []), [NodeUpdate("/has-it", _join("b", seen)), NodeUpdate("/members", _join("b", seen))]
     )
     assert len(seen) == 4, "it was all read again"
     at = await store.get("/has-it")
@@ -126,22 +130,22 @@ async def test_a_change_that_gives_up_ends_those_with_it(store: MetadataStore) -
         raise NotEnoughBookies("3 are needed")
 
     with pytest.raises(NotEnoughBookies):
-        await update_together(store, [Change("/m", _join("b")), Change("/n", refuse)])
+        await update_nodes(store, [NodeUpdate("/m", _join("b")), NodeUpdate("/n", refuse)])
     assert await store.get("/m") is None
 
 
 async def test_the_transform_sees_its_own_write_after_an_unknown_outcome(store: MetadataStore) -> None:
     calls: list[Versioned | None] = []
-    await update(Forgetful(store, ["applied"]), "/m", _join("a", calls))
+    await update_node(Forgetful(store, ["applied"]), "/m", _join("a", calls))
     assert calls == [None, Versioned(b"a", 0)]
 
 
 async def test_nothing_is_written_when_there_is_nothing_to_do(store: MetadataStore) -> None:
     await store.put("/m", b"a")
     before = await store.revision()
-    assert await update(store, "/m", _join("a")) == Versioned(b"a", 0)
-    assert await update(store, "/m", lambda current: current and current.value) == Versioned(b"a", 0)
-    assert await update(store, "/none", lambda _: None) is None
+    assert await update_node(store, "/m", _join("a")) == Versioned(b"a", 0)
+    assert await update_node(store, "/m", lambda current: current and current.value) == Versioned(b"a", 0)
+    assert await update_node(store, "/none", lambda _: None) is None
     assert await store.revision() == before
 
 
@@ -155,7 +159,7 @@ async def test_a_transform_that_gives_up_is_not_asked_again(store: MetadataStore
         raise NotEnoughBookies("3 are needed")
 
     with pytest.raises(NotEnoughBookies):
-        await update(store, "/m", refuse)
+        await update_node(store, "/m", refuse)
     assert calls == 1
 
 
@@ -170,11 +174,11 @@ async def test_the_error_is_definite_only_when_no_attempt_was_unknown(store: Met
             return found
 
     with pytest.raises(BadVersion):
-        await update(Contended(store, []), "/m", _join("a"), attempts_max=3)
+        await update_node(Contended(store, []), "/m", _join("a"), attempts_max=3)
     with pytest.raises(OutcomeUnknown):
-        await update(Contended(store, ["dropped"]), "/m", _join("a"), attempts_max=3)
+        await update_node(Contended(store, ["dropped"]), "/m", _join("a"), attempts_max=3)
     with pytest.raises(ConnectionLost):
-        await update(Forgetful(store, ["dropped"] * 3), "/m", _join("a"), attempts_max=3)
+        await update_node(Forgetful(store, ["dropped"] * 3), "/m", _join("a"), attempts_max=3)
 
 
 async def test_a_store_that_never_answers_is_timed_out(store: MetadataStore) -> None:
@@ -184,13 +188,13 @@ async def test_a_store_that_never_answers_is_timed_out(store: MetadataStore) -> 
             raise AssertionError
 
     with pytest.raises(TimedOut):
-        await update(Silent(store, []), "/m", _join("a"), deadline_s=0.01)
+        await update_node(Silent(store, []), "/m", _join("a"), deadline_s=0.01)
 
 
 async def test_a_lost_session_is_raised_at_once(store: MetadataStore) -> None:
     await store.close()
     with pytest.raises(SessionExpired):
-        await update(store, "/m", _join("a"))
+        await update_node(store, "/m", _join("a"))
 
 
 async def test_records_are_read_written_and_changed_with_their_versions(store: MetadataStore) -> None:

@@ -18,7 +18,7 @@ from magnetar.metadata.znodes_core import (
     RequireVersion,
     Set,
     Step,
-    plan,
+    plan_commit,
 )
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
 
@@ -38,7 +38,7 @@ ME, OTHER = 7, 8
 )
 def test_a_key_is_one_znode_that_zookeeper_allows_and_back(path: str, znode: str) -> None:
     assert znodes.value_znode(path) == znode
-    assert znodes.key(znode) == path
+    assert znodes.key_of_znode(znode) == path
 
 
 SEGMENT = st.text(min_size=1, max_size=4).filter(lambda text: "/" not in text)
@@ -51,13 +51,13 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         check_operations([Check(path, ANY)])
     except InvalidName:
         return
-    assert znodes.key(znodes.value_znode(path)) == path
+    assert znodes.key_of_znode(znodes.value_znode(path)) == path
     above, _, last = znodes.value_znode(path).rpartition("/")
     assert FolderContent.from_names([last]).values == [segments[-1]]
     assert above == (znodes.needed_folders(path) or [""])[-1]
     for depth, folder in enumerate(znodes.needed_folders(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
-        assert znodes.key(folder) is None
+        assert znodes.key_of_znode(folder) is None
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
 
@@ -120,9 +120,9 @@ def test_the_steps_of_a_plan_do_what_the_commit_promises(
         versions, after = _model(operations, found)
     except BadVersion as refused:
         with pytest.raises(type(refused)):
-            plan(operations, found, ME)
+            plan_commit(operations, found, ME)
         return
-    planned = plan(operations, found, ME)
+    planned = plan_commit(operations, found, ME)
     assert planned.versions == versions
     assert _apply(planned.steps, found) == after
 
@@ -134,7 +134,7 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
     """Or does what the commit promises all the same: at the versions of now."""
     found = {"/a": a, "/b": b}
     try:
-        planned = plan(operations, found, ME)
+        planned = plan_commit(operations, found, ME)
     except BadVersion:
         return
     now: dict[str, NodeRead | None] = {"/a": later, "/b": b}
@@ -147,15 +147,15 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
 
 def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
     nothing = {"/a": None, "/b": None}
-    assert plan([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == CommitPlan([], [ABSENT, ABSENT])
-    assert plan([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
+    assert plan_commit([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == CommitPlan([], [ABSENT, ABSENT])
+    assert plan_commit([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
         Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), Remove("/b", 0)
     ]  # fmt: skip
 
 
 def test_a_node_far_on_does_not_change_its_kind() -> None:
     far = {"/a": NodeRead(znodes.RETYPED_VERSION_MAX, 0)}
-    assert plan([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
+    assert plan_commit([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
-        plan([Put("/a", b"", ephemeral=True)], far, ME)
-    assert plan([Delete("/a"), Put("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [ABSENT, 0]
+        plan_commit([Put("/a", b"", ephemeral=True)], far, ME)
+    assert plan_commit([Delete("/a"), Put("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [ABSENT, 0]

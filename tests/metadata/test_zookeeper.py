@@ -15,7 +15,17 @@ import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.session import SessionState
-from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Versioned, WatchReset, allocate_ids, update
+from magnetar.metadata.store import (
+    ABSENT,
+    Check,
+    Delete,
+    NodeChanged,
+    Put,
+    Versioned,
+    WatchReset,
+    allocate_ids,
+    update_node,
+)
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from tests.metadata.stores import ZookeeperBackend
@@ -87,7 +97,7 @@ async def test_nothing_is_lost_or_done_twice_while_connections_break(backend: Zo
                 return None if name in members else b" ".join([*members, name])
 
             taken.extend(await allocate_ids(store, 2))
-            await update(store, "/members", join)
+            await update_node(store, "/members", join)
 
     async def disturb() -> None:
         while True:
@@ -125,7 +135,7 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     await _dropped(store)
     await _attached(store)
     await other.put("/w/a", b"")
-    assert await heard == Changed("/w/a", 1, await other.revision())
+    assert await heard == NodeChanged("/w/a", 1, await other.revision())
     for operation in (Put("/w/a", b""), Delete("/w/b"), Put("/w/c/d", b""), Delete("/w/c/d"), Put("/w", b"")):
         heard = asyncio.ensure_future(anext(watch))
         store._line.reconnect()
@@ -133,7 +143,7 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
         revision = await other.revision()
         news = await heard
         assert isinstance(news, WatchReset) or news.path == operation.path
-        assert news.revision >= revision or isinstance(news, Changed)
+        assert news.revision >= revision or isinstance(news, NodeChanged)
     await _attached(store)
 
 
@@ -153,11 +163,11 @@ async def test_two_watches_of_one_store_hear_each_change_once(backend: Zookeeper
     heard = [asyncio.ensure_future(anext(watch)) for watch in watches]
     await _attached(store)
     await store.put("/w/a", b"")
-    first = Changed("/w/a", 0, await store.revision())
+    first = NodeChanged("/w/a", 0, await store.revision())
     assert await asyncio.gather(*heard) == [first, first, first]
     await watches[2].aclose()  # type: ignore[attr-defined]
     await store.put("/w/a", b"")
-    second = Changed("/w/a", 1, await store.revision())
+    second = NodeChanged("/w/a", 1, await store.revision())
     assert [await anext(watches[0]), await anext(watches[1])] == [second, second]
 
 
@@ -358,14 +368,14 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         heard = asyncio.ensure_future(anext(watch))
         await _attached(other)
         server.kill()
-        writing = asyncio.ensure_future(update(store, "/stays", lambda _: b"written"))
+        writing = asyncio.ensure_future(update_node(store, "/stays", lambda _: b"written"))
         server.start(wait=False)
         await asyncio.to_thread(server.wait_ready)
         assert await writing == Versioned(b"written", 1)
         await _until(lambda: other.state is SessionState.CONNECTED)
         assert await other.get("/e") == Versioned(b"", 0)
         news = await heard
-        assert isinstance(news, WatchReset) or news == Changed("/stays", 1, news.revision)
+        assert isinstance(news, WatchReset) or news == NodeChanged("/stays", 1, news.revision)
 
 
 async def test_without_a_server_a_call_is_definitely_not_done(

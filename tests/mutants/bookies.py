@@ -41,7 +41,7 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
 
     def fence(self: BookieService, request: Any, head: RequestHead, came: float) -> None:
         if head.op is Op.READ:
-            result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+            result = self._store.read_from_memory(head.ledger, head.entry, head.count, head.bytes_max)
             missing = result is not None and result.status is not Status.OK
             if missing and self._store.fence(head.ledger, head.key) is Status.OK:
                 self._intents.turn.append(lambda ok: None)
@@ -194,11 +194,11 @@ def journal_is_not_noted(stack: Stack) -> None:
 
 def empty_disk_is_healthy(stack: Stack) -> None:
     """M27: a bookie whose directory is empty, or older than it was, starts as if nothing had happened."""
-    honest = identity.judge
+    honest = identity.judge_directory
 
     def judge(facts: Any) -> BootVerdict:
         verdict = honest(facts)
         return BootVerdict.START if verdict in (BootVerdict.WIPED,
             BootVerdict.ROLLED_BACK) and facts.cookie else verdict
 
-    put(stack, identity, "judge", judge)
+    put(stack, identity, "judge_directory", judge)

@@ -24,8 +24,8 @@ from magnetar.broker.topic.dedup_core import Dedup, SequenceProgress
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
-from magnetar.metadata.store import Change, update_together
-from magnetar.proto.applied import Applied
+from magnetar.metadata.store import NodeUpdate, update_nodes
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.states import TopicState
@@ -83,14 +83,14 @@ def serves_on_after_another_owner(stack: Stack) -> None:
 
     async def change(
         self: ManagedLedgerRecord, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None,
-        together: Sequence[Change] = (), **fields: object,
+        together: Sequence[NodeUpdate] = (), **fields: object,
     ) -> None:  # fmt: skip
         before = self.record
         after = structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
         value = encode(after, self._path)
-        await update_together(self._store, (*together, Change(self._path, lambda node: value)))
+        await update_nodes(self._store, (*together, NodeUpdate(self._path, lambda node: value)))
         self.record, self._stored = after, value
 
     put(stack, ManagedLedgerRecord, "change", change)
@@ -183,7 +183,7 @@ def first_compaction_holds_nothing(stack: Stack) -> None:
     """M87: the log is trimmed while the first compaction of a topic reads it."""
     honest = Compaction.trim_limit
 
-    def held(self: Compaction, applied: Applied) -> TrimLimit | None:
+    def held(self: Compaction, applied: AppliedPolicies) -> TrimLimit | None:
         first = self.record is None and not applied.compaction_threshold_bytes
         return None if first else honest(self, applied)
 

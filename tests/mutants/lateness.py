@@ -14,7 +14,7 @@ from magnetar.broker.log.managed_ledger import topic_path
 from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.metadata.records import CursorRecord, PartitionedRecord, TopicRecord
-from magnetar.metadata.store import Change, Check, get_record
+from magnetar.metadata.store import Check, NodeUpdate, get_record
 from magnetar.proto.names import TopicName
 from tests.mutants.ledgers import Stack, put
 
@@ -71,7 +71,7 @@ def schemas_and_grants_by_name(stack: Stack) -> None:
 def cursor_claimed_by_any_owner(stack: Stack) -> None:
     """M64e: an owner that stood still since it claimed its topic claims a cursor from the next one."""
 
-    def still_claimed(topic: TopicName, claim: str) -> Change:
-        return Change(topic_path(topic), lambda node: None)
+    def still_claimed(topic: TopicName, claim: str) -> NodeUpdate:
+        return NodeUpdate(topic_path(topic), lambda node: None)
 
     put(stack, cursors, "claim_check", still_claimed)

@@ -236,7 +236,7 @@ def late_answer_counts_in_the_next_ledger(stack: Stack) -> None:
     honest = handle.LedgerWriter._acked
 
     def acked(self: handle.LedgerWriter, adds: Any, place: Any) -> None:
-        self.adds.ack_adds(adds, *place)
+        self.adds.count_acks_of_adds(adds, *place)
         honest(self, adds, place)
 
     put(stack, handle.LedgerWriter, "_acked", acked)
@@ -293,10 +293,10 @@ def fenced_is_a_failed_bookie(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ the reader
 def lac_is_the_end(stack: Stack) -> None:
     """M22: the LAC of an open ledger is taken for its end."""
-    honest = ReadBound.raise_to
+    honest = ReadBound.raise_lac
 
     def final(self: ReadBound, lac: int) -> None:
         honest(self, lac)
         self.closed = True
 
-    put(stack, ReadBound, "raise_to", final)
+    put(stack, ReadBound, "raise_lac", final)

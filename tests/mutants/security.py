@@ -24,7 +24,7 @@ from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import NamespaceName, TopicName
-from magnetar.proto.operations import Permission, Rule
+from magnetar.proto.operations import Permission, PermissionRule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.grpc.limits import CallerAuthenticator
 from magnetar.security.authenticator import Authenticator
@@ -80,7 +80,7 @@ def forwarded_by_anybody(stack: Stack) -> None:
     """M55: a request that says that a broker forwards it is taken from every caller."""
     honest = checked._authorize
 
-    async def authorize(path: str, rule: Rule, request: Any, context: Any, access: Authorizer) -> None:
+    async def authorize(path: str, rule: PermissionRule, request: Any, context: Any, access: Authorizer) -> None:
         if not getattr(request, "here", False):
             await honest(path, rule, request, context, access)
 
@@ -215,6 +215,6 @@ def anybody_decides(stack: Stack) -> None:
 
 def anybody_settles(stack: Stack) -> None:
     """M63e: what brokers ask each other about transactions is answered to every caller."""
-    between = dict.fromkeys(("Join", "Settle", "AbortOpen"), Rule(Permission.SHOWN))
+    between = dict.fromkeys(("Join", "Settle", "AbortOpen"), PermissionRule(Permission.SHOWN))
     rules: Any = table.RULES
     stack.enter_context(mock.patch.dict(rules, {f"Transactions.{each}": rule for each, rule in between.items()}))

@@ -10,7 +10,7 @@ import pytest
 from magnetar.broker.cluster.orphans import _numbers
 from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, letter_policy_of
 from magnetar.metadata.records import CursorRecord
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidName, InvalidRequest
 from magnetar.proto.names import TopicName, parse_number
 
@@ -40,7 +40,7 @@ def test_a_subscriptions_property_that_is_no_number_is_refused_and_a_stored_one_
     properties = {MAX_COUNT: text}
     with pytest.raises(InvalidRequest):
         check_properties(properties)
-    assert letter_policy_of(Applied(dead_letter_max_redeliver_count=3), properties).max_redeliver_count == 3
+    assert letter_policy_of(AppliedPolicies(dead_letter_max_redeliver_count=3), properties).max_redeliver_count == 3
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: ascii(text)[:12])

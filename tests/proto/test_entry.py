@@ -16,16 +16,16 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.entry import (
     KEYS_MAX,
     EntryHeader,
-    broker_part,
-    client_part,
     decode_batch,
     decode_lazily,
     distinct_keys,
     encode_batch,
+    encode_broker_part,
+    encode_client_part,
     encode_entry,
     item_prefix,
     parse_header,
-    parse_stored,
+    parse_stored_head,
     plain_items,
     properties_of,
     sequence_id_of,
@@ -57,7 +57,7 @@ EXAMPLE = bytes.fromhex(
 
 @reads_docstring
 def test_the_example_of_the_specification() -> None:
-    made = broker_part(1, 1001) + batch([b"hi", b"you"])
+    made = encode_broker_part(1, 1001) + batch([b"hi", b"you"])
     assert made == EXAMPLE
     text = "".join((entry.__doc__ or "").split("Example:")[1].split("A producer encodes")[0].split())
     for piece in ("0e02", "08e907", "e78bb117", "0a0170", "c00108", "1803"):
@@ -103,7 +103,7 @@ def test_an_entry_made_without_our_code_is_read() -> None:
 def test_a_batch_survives(kind: Compression, payloads: list[bytes], stored: bool) -> None:
     made = batch(payloads, kind)
     if stored:
-        made = broker_part(len(payloads) + 10, 5) + made
+        made = encode_broker_part(len(payloads) + 10, 5) + made
     header = parse_header(made)
     assert (header.num_messages, header.sequence_id) == (len(payloads), 7)
     assert header.highest_sequence_id == 7 + len(payloads) - 1
@@ -149,7 +149,7 @@ def read(made: bytes, *, verify: bool) -> None:
 
 @pytest.mark.parametrize("kind", list(Compression))
 def test_truncation_at_every_byte_is_noticed(kind: Compression) -> None:
-    made = broker_part(1, 1001) + batch([b"hi" * 20, b"you" * 30], kind)
+    made = encode_broker_part(1, 1001) + batch([b"hi" * 20, b"you" * 30], kind)
     for size in range(len(made)):
         with pytest.raises(CorruptEntry):
             read(made[:size], verify=True)
@@ -157,7 +157,7 @@ def test_truncation_at_every_byte_is_noticed(kind: Compression) -> None:
 
 @pytest.mark.parametrize("kind", list(Compression))
 def test_every_flipped_bit_is_noticed_or_stands_in_the_broker_part(kind: Compression) -> None:
-    prefix = broker_part(1, 1001)
+    prefix = encode_broker_part(1, 1001)
     made = prefix + batch([b"hi" * 20, b"you" * 30], kind)
     for at in range(len(made) * 8):
         flipped = bytearray(made)
@@ -301,20 +301,20 @@ def test_an_entry_is_encrypted_for_so_many_keys_at_most() -> None:
         for _ in range(count):
             head.encryption_keys.add(key="", value=b"")
         if count == KEYS_MAX:
-            parse_header(client_part(head, b""))
+            parse_header(encode_client_part(head, b""))
         else:
             with pytest.raises(CorruptEntry, match=f"{count} keys; the limit is {KEYS_MAX}"):
-                parse_header(client_part(head, b""))
+                parse_header(encode_client_part(head, b""))
 
 
 @given(FOREIGN, FOREIGN)
 def test_a_key_that_is_no_text_is_one_of_bytes_and_a_property_is_read_as_by_java(key: bytes, value: bytes) -> None:
-    made = broker_part(1, 5) + sealed(foreign(metadata(), key, value), b"payload")
+    made = encode_broker_part(1, 5) + sealed(foreign(metadata(), key, value), b"payload")
     header = parse_header(made)
     [(fields, content)] = decode_batch(header, made)
     assert content == b"payload"
     check_foreign(fields, key, value)
-    assert distinct_keys(parse_stored(made).metadata, parse_stored(made).payload_offset, made) == [key]
+    assert distinct_keys(parse_stored_head(made).metadata, parse_stored_head(made).payload_offset, made) == [key]
 
 
 @given(KINDS, FOREIGN, FOREIGN, st.integers(0, 20))
@@ -330,7 +330,7 @@ def test_a_foreign_value_in_a_batch_costs_no_neighbour(
     assert [content for _, content in found] == [b"ab"] * before + [b"x", b"cd"]
     check_foreign(found[before][0], key, value)
     assert found[-1][0].partition_key == "k"
-    head = parse_stored(made)
+    head = parse_stored_head(made)
     assert set(distinct_keys(head.metadata, head.payload_offset, made)) == {key, b"k"}
 
 
@@ -412,14 +412,14 @@ def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first()
     ]  # fmt: skip
     for compression in (0, Compression.ZSTD):
         made = encode_batch(metadata(compression), items, 5)
-        for stored in (made, broker_part(7, 9) + made):
-            head = parse_stored(stored)
+        for stored in (made, encode_broker_part(7, 9) + made):
+            head = parse_stored_head(stored)
             assert distinct_keys(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
     alone = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, ordering_key=b"o"), b"x")
-    head = parse_stored(alone)
+    head = parse_stored_head(alone)
     assert distinct_keys(head.metadata, head.payload_offset, alone) == [b"o"]
     plain = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), b"x")
-    assert distinct_keys(parse_stored(plain).metadata, 0, plain) == []
+    assert distinct_keys(parse_stored_head(plain).metadata, 0, plain) == []
     chunk = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, uuid="u", num_chunks_from_msg=2)
     assert distinct_keys(chunk, 0, plain) == [b"u"]
 
@@ -428,11 +428,11 @@ def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first()
 def test_the_head_of_a_stored_entry_parses_or_is_corrupt(garbage: bytes) -> None:
     for stored in (garbage, b"\x0e\x01" + garbage, b"\x0e\x02" + garbage):
         with contextlib.suppress(CorruptEntry):
-            parse_stored(stored)
+            parse_stored_head(stored)
 
 
 def test_the_head_of_a_stored_entry_says_what_its_header_does() -> None:
-    stored = broker_part(41, 1001) + batch([b"hi", b"you"])
-    head = parse_stored(stored)
+    stored = encode_broker_part(41, 1001) + batch([b"hi", b"you"])
+    head = parse_stored_head(stored)
     assert (head.last_index, head.timestamp_ms, head.payload_offset) == (41, 1001, parse_header(stored).payload_offset)
     assert head.metadata == parse_header(stored).metadata

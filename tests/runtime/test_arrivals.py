@@ -28,15 +28,15 @@ class Message:
 
 def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
     arrivals = ArrivingMemory(64 * MIB)
-    granted = [arrivals.open_window(2 * MIB) for _ in range(1000)]
+    granted = [arrivals.reserve_window(2 * MIB) for _ in range(1000)]
     assert granted[:8] == [2 * MIB] * 8
     assert granted == sorted(granted, reverse=True)
     assert granted[-1] == WINDOW_MIN
     assert arrivals.windows == sum(granted) <= 32 * MIB + 1000 * WINDOW_MIN
     for each in granted:
-        arrivals.close_window(each)
-    assert (arrivals.windows, arrivals.open_window(2 * MIB), arrivals.open_window(1000)) == (0, 2 * MIB, 1000)
-    assert ArrivingMemory().open_window(2 * MIB) == 2 * MIB
+        arrivals.release_window(each)
+    assert (arrivals.windows, arrivals.reserve_window(2 * MIB), arrivals.reserve_window(1000)) == (0, 2 * MIB, 1000)
+    assert ArrivingMemory().reserve_window(2 * MIB) == 2 * MIB
 
 
 @pytest.mark.asyncio
@@ -47,22 +47,22 @@ async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
     assert not arrivals.admit(b, 6)
     assert not arrivals.admit(c, 6)
     assert not arrivals.admit(d, 4)
-    arrivals.on_read(a)
+    arrivals.on_messages_read(a)
     assert not b.placed.is_set(), "it is not whole: what was read came before it"
     arrivals.on_message_complete(a)
-    arrivals.on_read(a)
+    arrivals.on_messages_read(a)
     assert [each.placed.is_set() for each in (b, c, d)] == [True, False, False], "d would fit, and it is not its turn"
     arrivals.discard(c)
     assert d.placed.is_set()
     arrivals.on_message_complete(b)
     b.placed.clear()
     assert not arrivals.admit(b, 1), "there is no room"
-    arrivals.on_read(b)
+    arrivals.on_messages_read(b)
     assert b.placed.is_set()
     arrivals.on_message_complete(d)
     assert arrivals.admit(d, 5), "the one before it is not read, and there is room"
     assert arrivals.long == 1 + 4 + 5
-    arrivals.on_read(d)
+    arrivals.on_messages_read(d)
     assert arrivals.long == 1 + 5, "it is not whole: what was read came before it"
     arrivals.check()
     for each in (b, d):
@@ -114,7 +114,7 @@ async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(
                 continue
             arrivals.on_message_complete(stream)
             await asyncio.sleep(0)
-            arrivals.on_read(stream)
+            arrivals.on_messages_read(stream)
             arrivals.check()
 
     async with asyncio.timeout(20):

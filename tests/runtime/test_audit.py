@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.logs import ACTS_MAX, CALLERS_MAX, AuditLog, audit_to
+from magnetar.runtime.logs import ACTS_MAX, CALLERS_MAX, AuditLog, open_audit_log
 from tests.security.test_token import Clock
 
 
@@ -20,7 +20,7 @@ def test_the_file_is_its_owners_alone_also_after_a_rotation(tmp_path: Path) -> N
     before = (audit.handlers[:], audit.level, audit.propagate)
     mask = os.umask(0o022)
     try:
-        audit_to(str(file))
+        open_audit_log(str(file))
         for number in range(3):
             audit.info("%d", number)
             assert file.stat().st_mode & 0o777 == 0o600

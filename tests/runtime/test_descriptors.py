@@ -56,7 +56,7 @@ def test_a_file_opens_while_others_hold_every_descriptor(tmp_path: Path, few_fil
     process = Descriptors()
     process._pid = os.getpid()
     process.limit = few_files
-    process.refill()
+    process.open_missing_spares()
     held: list[int] = []
     try:
         take_all(held, lambda: os.open(os.devnull, os.O_RDONLY))

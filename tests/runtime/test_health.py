@@ -160,7 +160,7 @@ async def test_each_beat_is_told_if_systemd_watches_this_process(
     monkeypatch.setattr(health, "BEAT_S", 0.01)
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    assert not health.is_watched(), "it watches another process"
+    assert not health.has_systemd_watchdog(), "it watches another process"
     monkeypatch.delenv("WATCHDOG_PID")
     with systemd(str(tmp_path / "n")) as listener:
         Heartbeat().start()

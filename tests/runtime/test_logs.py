@@ -26,7 +26,7 @@ def _loggers_as_before() -> Iterator[None]:
 
 def test_text_has_time_level_logger_message_and_facts() -> None:
     stream = io.StringIO()
-    logs.configure("text", "info", stream)
+    logs.configure_logging("text", "info", stream)
     logging.getLogger("magnetar.ledger").info("closed %s", "well", extra={"ledger": 7})
     logging.getLogger("magnetar.ledger").debug("not shown")
     time, rest = stream.getvalue().split(" ", 1)
@@ -36,7 +36,7 @@ def test_text_has_time_level_logger_message_and_facts() -> None:
 
 def test_json_lines_parse_and_carry_facts_and_errors() -> None:
     stream = io.StringIO()
-    logs.configure("json", "warning", stream)
+    logs.configure_logging("json", "warning", stream)
     try:
         raise OSError("disk full")
     except OSError:
@@ -53,6 +53,6 @@ def test_json_lines_parse_and_carry_facts_and_errors() -> None:
 
 def test_unknown_formats_and_levels_are_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="xml"):
-        logs.configure("xml")  # type: ignore[arg-type]
+        logs.configure_logging("xml")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfiguration, match="loud"):
-        logs.configure("text", "loud")
+        logs.configure_logging("text", "loud")

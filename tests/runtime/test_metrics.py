@@ -6,22 +6,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, RecentQuantiles, label_text
+from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, MetricsPage, RecentQuantiles, label_text
 
 
-def text(page: Page) -> str:
+def text(page: MetricsPage) -> str:
     registry = CollectorRegistry()
     registry.register(page)
     return generate_latest(registry).decode()
 
 
-def shown(page: Page) -> dict[str, float]:
+def shown(page: MetricsPage) -> dict[str, float]:
     lines = text(page).splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
 def test_a_family_has_one_help_text_and_a_sample_for_each_set_of_labels() -> None:
-    page = Page()
+    page = MetricsPage()
     page.counter("magnetar_published_total", "Entries.", 3, topic="a")
     page.counter("magnetar_published_total", "Entries.", 5, topic="b")
     page.gauge("magnetar_topics", "Owned.", 2)
@@ -34,7 +34,7 @@ def test_a_family_has_one_help_text_and_a_sample_for_each_set_of_labels() -> Non
 
 
 def test_statistics_are_counters_unless_they_are_said_to_be_gauges() -> None:
-    page = Page()
+    page = MetricsPage()
     page.statistics("tail_cache", {"hits": 4, "bytes": 9}, gauges={"bytes"}, broker="b")
     assert shown(page) == {'magnetar_tail_cache_hits_total{broker="b"}': 4, 'magnetar_tail_cache_bytes{broker="b"}': 9}
     assert "# HELP magnetar_tail_cache_hits_total Tail cache: hits." in text(page)
@@ -45,7 +45,7 @@ def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
     for value in (0.1, 0.5, 0.6, 2.0, 2.1):
         histogram.observe(value)
     assert histogram.counts == [2, 1, 1, 1]
-    page = Page()
+    page = MetricsPage()
     page.histogram("magnetar_sync_seconds", "Sync.", histogram)
     assert shown(page) == {
         'magnetar_sync_seconds_bucket{le="0.5"}': 2,
@@ -77,9 +77,9 @@ def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
 
 
 def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
-    page = Page()
+    page = MetricsPage()
     page.foreign("bookie_WRITE_BYTES", "W.", 5, bookie="b")
-    page.foreign_summary("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
+    page.add_foreign_summary("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
     assert shown(page) == {
         'bookie_WRITE_BYTES{bookie="b"}': 5,
         'bookie_flush{quantile="0.5",success="true"}': 2,
@@ -91,14 +91,14 @@ def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
 
 
 def test_a_page_knows_what_it_shows() -> None:
-    page, histogram = Page(), Histogram((1,))
+    page, histogram = MetricsPage(), Histogram((1,))
     page.gauge("magnetar_x", "X.", 7, bookie="b")
     page.histogram("magnetar_y_seconds", "Y.", histogram)
     assert page.shown == {("magnetar_x", (("bookie", "b"),)): 7, ("magnetar_y_seconds", ()): histogram}
 
 
 def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
-    page = Page()
+    page = MetricsPage()
     page.gauge("magnetar_x", "X.", 1, topic="a")
     with pytest.raises(AssertionError, match="gauge already"):
         page.histogram("magnetar_x", "X.", Histogram((1,)), topic="a")
@@ -118,9 +118,9 @@ def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
 @pytest.mark.parametrize("value", [0, 7, 999_999, 1_000_000, 123_456_789_012, -1, 0.5, 1e22, float("inf")])
 def test_a_series_is_read_as_what_prometheus_client_writes(value: float) -> None:
     named = {"topic": 'persistent://a/b/"c"\\d\n', "subscription": "s"}
-    page, same = Page(), Page()
+    page, same = MetricsPage(), MetricsPage()
     for name, kind in (("magnetar_x", "gauge"), ("magnetar_x_total", "counter")):
-        add = page.series(name, kind, "What it is.").add
+        add = page.add_series(name, kind, "What it is.").add
         for _ in range(3):
             add(label_text(**named), value)
     for _ in range(3):

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.proto.errors import Busy
 from magnetar.runtime import metrics_server
-from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.metrics_server import MetricsServer
 from magnetar.runtime.network import Endpoint
 
@@ -33,7 +33,7 @@ async def scrape(server: MetricsServer) -> tuple[int, str]:
 async def test_a_page_is_made_in_the_event_loop_when_it_is_asked_for() -> None:
     asked: list[threading.Thread] = []
 
-    async def measure(page: Page) -> None:
+    async def measure(page: MetricsPage) -> None:
         asked.append(threading.current_thread())
         page.gauge("magnetar_asked", "Times.", len(asked))
 
@@ -59,7 +59,7 @@ async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_
     monkeypatch.setattr(metrics_server, "MEASURE_TIMEOUT_S", 0.02)
     cancelled = asyncio.Event()
 
-    async def measure(page: Page) -> None:
+    async def measure(page: MetricsPage) -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -75,7 +75,7 @@ async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_
 
 
 async def test_connections_without_a_request_and_garbage_keep_no_scraper_out(capfd: pytest.CaptureFixture[str]) -> None:
-    async def measure(page: Page) -> None:
+    async def measure(page: MetricsPage) -> None:
         page.gauge("magnetar_asked", "Times.", 1)
 
     server = await MetricsServer.start(ANY, measure)
@@ -94,7 +94,7 @@ async def test_connections_without_a_request_and_garbage_keep_no_scraper_out(cap
 
 
 async def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def measure(page: Page) -> None:
+    async def measure(page: MetricsPage) -> None:
         pass
 
     monkeypatch.setattr(metrics_server, "REQUEST_S", 0.1)

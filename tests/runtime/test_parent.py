@@ -59,7 +59,7 @@ def raises(child):
 
 schedule.STOP_S = 0.5
 kinds = {"sound": sound, "asker": sound, "broken": broken, "deaf": deaf, "stuck": stuck, "raises": raises}
-tiers = [[Spec(name, kinds[name.partition("-")[0]]) for name in tier.split(",")] for tier in sys.argv[1:]]
+tiers = [[ProcessSpec(name, kinds[name.partition("-")[0]]) for name in tier.split(",")] for tier in sys.argv[1:]]
 sys.exit(Parent(tiers, lambda facts: print("ready", *sorted(facts), flush=True)).run())
 """
 

@@ -15,16 +15,16 @@ from magnetar.runtime.schedule_core import (
     Exit,
     Fork,
     Kill,
-    Schedule,
-    Serve,
+    ProcessSchedule,
+    ReportServing,
     Terminate,
 )
 
 TIERS = [["storage"], ["b1", "b2"]]
 
 
-def _serving(now: float = 0.0) -> Schedule:
-    schedule = Schedule(TIERS)
+def _serving(now: float = 0.0) -> ProcessSchedule:
+    schedule = ProcessSchedule(TIERS)
     schedule.start(now)
     for name in ("storage", "b1", "b2"):
         schedule.on_ready(name, now)
@@ -32,17 +32,17 @@ def _serving(now: float = 0.0) -> Schedule:
 
 
 def test_a_tier_is_started_once_the_one_before_it_serves() -> None:
-    schedule = Schedule(TIERS)
+    schedule = ProcessSchedule(TIERS)
     assert schedule.start(0.0) == [Fork("storage")]
     assert schedule.on_ready("storage", 0.1) == [Fork("b1"), Fork("b2")]
     assert schedule.on_ready("b2", 0.2) == []
-    assert schedule.on_ready("b1", 0.3) == [Serve()]
+    assert schedule.on_ready("b1", 0.3) == [ReportServing()]
     assert schedule.serving == ["storage", "b1", "b2"]
 
 
 @pytest.mark.parametrize("code", [0, 1, 5, 137])
 def test_a_process_that_ends_before_all_serve_ends_the_server_with_its_code(code: int) -> None:
-    schedule = Schedule(TIERS)
+    schedule = ProcessSchedule(TIERS)
     schedule.start(0.0)
     schedule.on_ready("storage", 0.0)
     assert schedule.on_exit("b1", code, 0.1) == [Terminate("b2")]
@@ -62,7 +62,7 @@ def test_one_that_ends_at_once_again_and_again_waits_longer_each_time_up_to_a_bo
     assert schedule.on_exit("b1", 1, now) == [Fork("b1")], "the first misfortune costs no wait"
     for _ in range(9):
         assert schedule.on_exit("b1", 1, now) == []
-        at = schedule.next_at
+        at = schedule.next_tick_at
         assert at is not None
         assert schedule.tick(at - 0.01) == []
         assert schedule.tick(at) == [Fork("b1")]
@@ -83,7 +83,7 @@ def test_a_stop_ends_the_last_tier_first_and_starts_nothing_again() -> None:
     assert schedule.tick(3.0) == []
     assert schedule.on_exit("b2", 0, 3.0) == [Terminate("storage")]
     assert schedule.on_exit("storage", 9, 4.0) == [Exit(0)]
-    assert schedule.next_at is None
+    assert schedule.next_tick_at is None
 
 
 def test_one_that_does_not_end_in_time_is_killed() -> None:
@@ -100,7 +100,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.schedule = Schedule(TIERS)
+        self.schedule = ProcessSchedule(TIERS)
         self.running: set[str] = set()
         self.exits: list[int] = []
         self.now = 0.0
@@ -116,7 +116,7 @@ class Walk:
                 case Exit(code):
                     assert not self.running
                     self.exits.append(code)
-                case Serve():
+                case ReportServing():
                     assert self.running == {"storage", "b1", "b2"}
         self.schedule.check()
 

@@ -13,7 +13,7 @@ from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.config import setting_value, with_values
-from magnetar.runtime.memory_shares import MIB, MemoryShare, least_bytes, plan
+from magnetar.runtime.memory_shares import MIB, MemoryShare, least_bytes, plan_memory
 
 ALL = (*OF_BROKER, *OF_BOOKIE)
 A = MemoryShare("a", "x.a_bytes", 1, 1, 10, 1000, "…")
@@ -22,17 +22,17 @@ C = MemoryShare("c", "x.c_bytes", 4, 1, 5, 50, "…")
 
 
 def test_what_is_left_is_divided_by_weight_and_what_one_cannot_take_goes_to_the_others() -> None:
-    assert plan(40, (A, B, C), {}).values == {"x.a_bytes": 10, "x.b_bytes": 10, "x.c_bytes": 5}
-    assert plan(90, (A, B, C), {}).values == {"x.a_bytes": 20, "x.b_bytes": 40, "x.c_bytes": 7}
-    assert plan(400, (A, B, C), {}).values == {"x.a_bytes": 145, "x.b_bytes": 100, "x.c_bytes": 38}
-    assert plan(10_000, (A, B, C), {}).values == {"x.a_bytes": 1000, "x.b_bytes": 100, "x.c_bytes": 50}
+    assert plan_memory(40, (A, B, C), {}).values == {"x.a_bytes": 10, "x.b_bytes": 10, "x.c_bytes": 5}
+    assert plan_memory(90, (A, B, C), {}).values == {"x.a_bytes": 20, "x.b_bytes": 40, "x.c_bytes": 7}
+    assert plan_memory(400, (A, B, C), {}).values == {"x.a_bytes": 145, "x.b_bytes": 100, "x.c_bytes": 38}
+    assert plan_memory(10_000, (A, B, C), {}).values == {"x.a_bytes": 1000, "x.b_bytes": 100, "x.c_bytes": 50}
 
 
 def test_a_given_value_stays_and_the_others_divide_the_rest() -> None:
-    found = plan(200, (A, B, C), {"x.b_bytes": 150})
+    found = plan_memory(200, (A, B, C), {"x.b_bytes": 150})
     assert found.values == {"x.a_bytes": 20, "x.b_bytes": 150, "x.c_bytes": 7}
     assert found.limits == {"a": 20, "b": 150, "c": 28}
-    assert plan(45, (A, B, C), {"x.b_bytes": 0}).values["x.b_bytes"] == 0
+    assert plan_memory(45, (A, B, C), {"x.b_bytes": 0}).values["x.b_bytes"] == 0
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -43,7 +43,7 @@ def test_within_the_budget_and_the_bounds_and_never_less_of_a_larger_one(seed: i
              for each in rng.sample(shares, rng.randint(0, len(shares) // 3))}  # fmt: skip
     needed = least_bytes(shares, given)
     budget = needed + rng.randrange(1 << rng.randint(1, 36))
-    smaller, larger = plan(budget, shares, given), plan(budget + rng.randrange(1 << 30), shares, given)
+    smaller, larger = plan_memory(budget, shares, given), plan_memory(budget + rng.randrange(1 << 30), shares, given)
     assert sum(smaller.limits.values()) <= budget
     for each in shares:
         value = smaller.values[each.setting]
@@ -51,19 +51,19 @@ def test_within_the_budget_and_the_bounds_and_never_less_of_a_larger_one(seed: i
         assert value <= larger.values[each.setting]
         assert each.setting in given or each.least <= value <= each.most
     with pytest.raises(InvalidConfiguration):
-        plan(needed - 1, shares, given)
+        plan_memory(needed - 1, shares, given)
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed_and_which_settings_take_it() -> None:
     needed = least_bytes(ALL, {})
     with pytest.raises(InvalidConfiguration, match=f"needs {-(-needed // MIB)} MiB at least") as small:
-        plan(needed - 1, ALL, {})
+        plan_memory(needed - 1, ALL, {})
     assert small.value.fields["setting"] == "process.memory_bytes"
     assert small.value.fields["allowed"] == f"≥ {needed}"
     given = {"broker.cache_bytes": 300 * MIB, "bookie.store.memtable_bytes": 200 * MIB}
     wrong = r"bookie.store.memtable_bytes = 209715200 \(600 MiB\), broker.cache_bytes = 314572800 \(300 MiB\) this"
     with pytest.raises(InvalidConfiguration, match=wrong):
-        plan(512 * MIB, ALL, given)
+        plan_memory(512 * MIB, ALL, given)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_each_share_is_a_setting_and_its_bounds_are_values_that_the_setting_may_
         assert each.least < each.most
         for value in (each.least, each.most):
             assert setting_value(with_values(config, {name: value}), name) == value
-    least = plan(least_bytes(shares, {}), shares, {}).apply_to(config, section)
+    least = plan_memory(least_bytes(shares, {}), shares, {}).apply_to(config, section)
     assert setting_value(least, shares[0].setting.removeprefix(f"{section}.")) == shares[0].least
 
 

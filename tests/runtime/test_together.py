@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from magnetar.runtime.metrics import SECONDS, Histogram, Page, label_text
+from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, label_text
 from magnetar.runtime.metrics_server import as_text
 
 
-def _page(topic: str, count: int) -> Page:
-    page, seconds = Page(), Histogram(SECONDS)
+def _page(topic: str, count: int) -> MetricsPage:
+    page, seconds = MetricsPage(), Histogram(SECONDS)
     seconds.observe(0.02)
     page.counter("magnetar_a_total", "A.", count)
     page.gauge("magnetar_g", "G.", count, topic=topic)
     page.histogram("magnetar_h_seconds", "H.", seconds)
-    page.series("magnetar_s", "gauge", "S.").add(label_text(topic=topic), count)
+    page.add_series("magnetar_s", "gauge", "S.").add(label_text(topic=topic), count)
     return page
 
 

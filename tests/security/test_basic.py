@@ -70,7 +70,7 @@ def test_the_three_hashes_of_htpasswd_match_their_password_and_no_other() -> Non
     ],
 )
 def test_apr1_is_that_of_openssl(password: bytes, salt: bytes, hashed: str) -> None:
-    assert htpasswd.apr1(password, salt) == hashed
+    assert htpasswd.hash_apr1(password, salt) == hashed
 
 
 @pytest.mark.parametrize(

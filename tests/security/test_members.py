@@ -17,8 +17,8 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
-from magnetar.security.authority import initialize, issue_member
-from magnetar.security.members import ROLES, MemberGuard, member_network, own_name, uri_of
+from magnetar.security.authority import create_files, issue_member_certificate
+from magnetar.security.members import ROLES, MemberGuard, member_network, member_uri, read_own_name
 from magnetar.security.settings import SecuritySettings
 from tests.support.certificates import Authority
 
@@ -30,7 +30,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster") / "security"
-    initialize(folder, ["127.0.0.1"], NOW, "one")
+    create_files(folder, ["127.0.0.1"], NOW, "one")
     return folder
 
 
@@ -115,25 +115,25 @@ def test_the_metadata_are_for_brokers_bookies_and_operators_and_a_backup_for_ope
 def test_names_of_members_have_no_characters_that_a_path_reads(folder: Path) -> None:
     for name in ("a/b", "", "../x", "a b", "a\n", "*"):
         with pytest.raises(InvalidConfiguration):
-            uri_of("one", "broker", name)
+            member_uri("one", "broker", name)
     settings = SecuritySettings.load(str(folder / "security.toml")).members
     assert settings is not None
-    assert own_name(settings, "operator") == "admin"
-    assert own_name(settings, "bookie") == "127.0.0.1"
+    assert read_own_name(settings, "operator") == "admin"
+    assert read_own_name(settings, "bookie") == "127.0.0.1"
 
 
 def test_a_certificate_of_another_role_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "s"
-    initialize(other, ["127.0.0.1"], NOW, "one")
+    create_files(other, ["127.0.0.1"], NOW, "one")
     for end in (".pem", "-key.pem"):
         (other / "members" / f"bookie{end}").write_bytes((other / "members" / f"broker{end}").read_bytes())
     settings = SecuritySettings.load(str(other / "security.toml")).members
     assert settings is not None
     with pytest.raises(InvalidConfiguration, match="this is a bookie"):
-        own_name(settings, "bookie")
+        read_own_name(settings, "bookie")
     (other / "members" / "broker.pem").unlink()
     with pytest.raises(InvalidConfiguration, match="copy it"):
-        own_name(settings, "broker")
+        read_own_name(settings, "broker")
 
 
 # ---------------------------------------------------------------------------------- over real TLS
@@ -144,7 +144,7 @@ async def test_members_use_the_metadata_and_others_do_not(folder: Path, authorit
         await member.put("/tenants/t", b"x", ABSENT)
         await member.close()
         other = tmp_path / "other"
-        initialize(other, ["127.0.0.1"], NOW, "one")  # of the same name, and another authority
+        create_files(other, ["127.0.0.1"], NOW, "one")  # of the same name, and another authority
         stranger = authority.issue("nobody", hosts=("magnetar://one/broker/a",))
         broker = str(folder / "broker.pem"), str(folder / "broker-key.pem"), str(folder / "ca.pem")
         ways = {
@@ -173,7 +173,7 @@ async def test_a_renewed_certificate_is_used_at_the_next_connection(folder: Path
     try:
         world = world_of(folder, "bookie")
         before = await connect_metadata(world, server.endpoint)
-        issue_member(folder, "bookie", "other", [], NOW)
+        issue_member_certificate(folder, "bookie", "other", [], NOW)
         after = await connect_metadata(world, server.endpoint)
         await after.put("/bookies/cookies/x", b"x", ABSENT)
         assert await before.get("/bookies/cookies/x") is not None

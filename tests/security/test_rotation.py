@@ -15,7 +15,7 @@ from magnetar.metadata.store import ABSENT
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, UntrustedServer
 from magnetar.runtime.access import Caller, ListenerAccess, TlsFiles
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.authority import initialize, issue, issue_member, new_authority
+from magnetar.security.authority import add_authority, create_files, issue_broker_certificate, issue_member_certificate
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
 from tests.runtime.grpc.test_access import Ends, Gatekeeper, bearer, dial, listen, role
@@ -28,7 +28,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    initialize(tmp_path / "security", ["127.0.0.1"], NOW, "one")
+    create_files(tmp_path / "security", ["127.0.0.1"], NOW, "one")
     return tmp_path / "security"
 
 
@@ -91,7 +91,7 @@ async def test_the_authority_of_a_listener_is_replaced_and_clients_connect_at_ea
     command(folder, "authority")
     for ca in (before, folder / "ca.pem"):
         assert await connects(ca) == "client:ada"
-    issue(folder, ["127.0.0.1"], NOW)
+    issue_broker_certificate(folder, ["127.0.0.1"], NOW)
     assert await connects(folder / "ca.pem") == "client:ada"
     with pytest.raises(UntrustedServer):
         await connects(before)
@@ -122,7 +122,7 @@ async def test_the_authority_of_the_members_is_replaced_and_each_connects_at_eac
         await all_connect()
         kept = {name: (folder / "members" / name).read_bytes() for name in ("bookie.pem", "bookie-key.pem")}
         for each in ("bookie", "metadata", "operator", "broker"):
-            issue_member(folder, each, each, ["127.0.0.1"] if each == "metadata" else [], NOW)
+            issue_member_certificate(folder, each, each, ["127.0.0.1"] if each == "metadata" else [], NOW)
             await all_connect()
         command(folder, "authority", "--drop-old")
         await all_connect()
@@ -137,7 +137,7 @@ async def test_the_authority_of_the_members_is_replaced_and_each_connects_at_eac
 
 def test_a_key_that_is_not_the_authoritys_issues_nothing(folder: Path) -> None:
     before = (folder / "ca-key.pem").read_bytes()
-    new_authority(folder, NOW)
+    add_authority(folder, NOW)
     (folder / "ca-key.pem").write_bytes(before)
     with pytest.raises(InvalidConfiguration, match="not the key"):
-        issue(folder, ["127.0.0.1"], NOW)
+        issue_broker_certificate(folder, ["127.0.0.1"], NOW)

@@ -14,7 +14,7 @@ from magnetar.cli.common.processes import Processes
 from magnetar.ledger.peer_format import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.peer.keys import PeerCalling
+from magnetar.runtime.peer.keys import PeerClientKeys
 from magnetar.runtime.process import real_world
 from tests.support.processes import run_cli
 from tests.support.secured import SecuredCluster
@@ -96,8 +96,8 @@ async def test_a_stranger_can_neither_ask_read_fence_nor_delete_at_a_bookie(secu
         identity, where = uuid.UUID(ready["id"]).bytes, Endpoint.parse(bookie.address)
         own = network.new_keys()
         for access, wanted in (
-            (PeerCalling(), Unauthorized),
-            (PeerCalling(own.public, own), ConnectionLost),  # another key than the bookie's
+            (PeerClientKeys(), Unauthorized),
+            (PeerClientKeys(own.public, own), ConnectionLost),  # another key than the bookie's
         ):
             for head, frames in REQUESTS:
                 peer = network.peer(where, identity, access)
@@ -127,7 +127,7 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
         [name, *_] = await store.children(paths.BOOKIES)
         found = await get_record(store, paths.bookie(name), BookieRecord)
         assert found is not None
-        access = PeerCalling(found[0].key, world.network.new_keys())
+        access = PeerClientKeys(found[0].key, world.network.new_keys())
         peer = world.network.peer(Endpoint.parse(found[0].endpoint), uuid.UUID(name).bytes, access)
         with pytest.raises(Unauthorized, match="no member"):
             await peer.request(encode_ping(), timeout_s=30)

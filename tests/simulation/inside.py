@@ -15,9 +15,9 @@ from functools import partial
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
+from magnetar.runtime.network import AnswerListener, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
 from magnetar.runtime.peer.inside import InProcessNetwork, InProcessRequest
-from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
+from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from tests.simulation.verdict.observer import Observer
 
 CONNECTION = -1
@@ -70,11 +70,11 @@ class _Deadline:
 
 
 class _Watched:
-    """An `Asker` of a request that must get an outcome."""
+    """An `AnswerListener` of a request that must get an outcome."""
 
     watch: _Deadline
 
-    def __init__(self, asked: dict[object, float], asker: Asker) -> None:
+    def __init__(self, asked: dict[object, float], asker: AnswerListener) -> None:
         self._asked, self._asker = asked, asker
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -117,7 +117,9 @@ class _ObservedPeer:
             future.add_done_callback(over)
         return future
 
-    def post(self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
+    def post(
+        self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
         watched = _Watched(self._asked, asker)
         refused = self._inside.post(watched, head, frames, timeout_s=timeout_s)
         if refused is None:
@@ -143,12 +145,12 @@ class ObservedInside:
         """Requests that have waited for an outcome for LATE_S."""
         return sum(asked_at < self._now() - LATE_S for asked_at in self._asked.values())
 
-    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
         gone = partial(self._observer.forgotten, self._node)
         return _ObservedPeer(self._inside.peer(endpoint, identity, access), self._asked, self._now, gone)
 
     async def serve_peers(
-        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
         assert access is None, "secured bookies are asked through a socket"
 

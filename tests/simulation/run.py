@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.ledger.handle import AppendListener, LedgerWriter
-from magnetar.ledger.reader_core import Payload
+from magnetar.ledger.reader_core import AppendPayload
 from magnetar.ledger.sender import FutureAppend
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
@@ -155,7 +155,7 @@ class _observed_writers:
 
         push_on = self._push
 
-        def push(writer: LedgerWriter, payload: Payload) -> None:
+        def push(writer: LedgerWriter, payload: AppendPayload) -> None:
             if isinstance(payload, FutureAppend):  # `append` tells its outcome by a future
                 push_on(writer, payload)
                 return

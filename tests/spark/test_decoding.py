@@ -20,15 +20,15 @@ from pyspark.sql.types import StructType
 
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.proto.entry import broker_part, encode_batch, item_prefix
+from magnetar.proto.entry import encode_batch, encode_broker_part, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import SchemaNotFound
-from magnetar.proto.schema import SchemaInfo, SchemaType, version_bytes
+from magnetar.proto.schema import SchemaInfo, SchemaType, encode_version
 from magnetar.spark_connector import decoding as of_decoding
-from magnetar.spark_connector.decoding import Decoding
+from magnetar.spark_connector.decoding import ColumnDecoder
 from magnetar.spark_connector.options import parse_source
 from magnetar.spark_connector.rows import Entry, RowBuilder, metadata_columns
-from magnetar.spark_connector.shapes import columns, make_typed_schema
+from magnetar.spark_connector.shapes import make_typed_schema, schema_columns
 
 TOPIC = "persistent://public/default/t"
 OPTIONS = parse_source(
@@ -92,8 +92,8 @@ def rows(
         return versions[version]
 
     known = make_typed_schema(TOPIC, reader)
-    decoding = Decoding(known, schema, is_strict=strict)
-    builder = RowBuilder(columns({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
+    decoding = ColumnDecoder(known, schema, is_strict=strict)
+    builder = RowBuilder(schema_columns({TOPIC: known}, metadata_columns(OPTIONS)), (TOPIC, 0), -1, decoding)
     first = 0
     for version, payloads in written:
         items: list[bytes] = []
@@ -101,9 +101,9 @@ def rows(
             single = SingleMessageMetadata(payload_size=len(payload or b""), null_value=payload is None)
             items += [item_prefix(single), payload or b""]
         metadata = MessageMetadata(
-            producer_name="p", sequence_id=0, publish_time=1, schema_version=version_bytes(version)
+            producer_name="p", sequence_id=0, publish_time=1, schema_version=encode_version(version)
         )
-        entry = broker_part(first + len(payloads) - 1, 5) + encode_batch(metadata, items, len(payloads))
+        entry = encode_broker_part(first + len(payloads) - 1, 5) + encode_batch(metadata, items, len(payloads))
         builder.add(Entry(StoredEntry(1, 2, 3, entry)), first, 1 << 40)
         first += len(payloads)
     batch = builder.finish()
@@ -329,11 +329,11 @@ def test_bytes_that_a_stranger_changed_end_in_rows(kind: SchemaType) -> None:
 
 def test_columns_that_a_query_does_not_name_are_not_decoded() -> None:
     known = make_typed_schema(TOPIC, info(SchemaType.JSON))
-    decoding = Decoding(known, lambda version: known.info, is_strict=True)
+    decoding = ColumnDecoder(known, lambda version: known.info, is_strict=True)
     schema = StructType([each for each in metadata_columns(OPTIONS) if each.name == "__offset"])
     builder = RowBuilder(schema, (TOPIC, 0), -1, decoding)
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     entry = encode_batch(metadata, [item_prefix(SingleMessageMetadata(payload_size=4)), b"junk"], 1)
-    builder.add(Entry(StoredEntry(1, 2, 3, broker_part(0, 5) + entry)), 0, 9)
+    builder.add(Entry(StoredEntry(1, 2, 3, encode_broker_part(0, 5) + entry)), 0, 9)
     assert builder.finish().to_pylist() == [{"__offset": 0}]
     assert pa.types.is_int64(builder._schema[0].type)

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from magnetar.client.model.composite_schemas import SINGLE
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest
 from magnetar.proto.schema import SchemaInfo, SchemaType
-from magnetar.spark_connector.decoding import Encoding, check_columns
+from magnetar.spark_connector.decoding import RowEncoder, check_schema_columns
 from magnetar.spark_connector.options import parse_sink
 from magnetar.spark_connector.shapes import TypedSchema, make_typed_schema
 from tests.spark.test_decoding import AS_AVRO, AS_JSON, TOPIC, VALUE, avro, info, values
@@ -42,14 +42,14 @@ def batch(known: TypedSchema, *rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def payloads(known: TypedSchema, *rows: dict[str, Any]) -> list[bytes | None]:
-    return Encoding(known).payloads(batch(known, *rows))
+    return RowEncoder(known).payloads(batch(known, *rows))
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_each_type_is_written_as_it_is_read(kind: SchemaType) -> None:
     schema = info(kind)
     known = make_typed_schema(TOPIC, schema)
-    check_columns(spark_types(known), TOPIC, known)
+    check_schema_columns(spark_types(known), TOPIC, known)
     found = payloads(known, VALUE, VALUE | {"n": 1 << 40, "inner": None, "tags": []})
     if kind is SchemaType.AVRO:
         assert found[0] == avro(schema, AS_AVRO)
@@ -66,7 +66,7 @@ def test_fields_without_a_column_are_their_default_or_null(kind: SchemaType) -> 
     ])  # fmt: skip
     known = make_typed_schema(TOPIC, schema)
     only = pa.RecordBatch.from_pylist([{"a": 1}], pa.schema([("a", pa.int32())]))
-    written = Encoding(known).payloads(only)
+    written = RowEncoder(known).payloads(only)
     assert values(schema, (None, written)) == [{"a": 1, "b": "none", "c": None}]
     if kind is SchemaType.JSON:
         assert json.loads(written[0] or b"") == {"a": 1, "b": "none", "c": None}
@@ -155,9 +155,9 @@ def test_a_wrong_column_is_named_before_anything_runs(kind: SchemaType, says: st
         {"name": "c", "type": ["null", {"type": "array", "items": "int"}]},
     ]))  # fmt: skip
     with pytest.raises(InvalidConfiguration, match=says):
-        check_columns(StructType([StructField(*each) for each in WRONG_COLUMNS[says]]), TOPIC, known)
+        check_schema_columns(StructType([StructField(*each) for each in WRONG_COLUMNS[says]]), TOPIC, known)
     read = [("a", IntegerType()), ("__key", BinaryType()), ("__offset", LongType())]
-    check_columns(StructType([StructField(*each) for each in read]), TOPIC, known)
+    check_schema_columns(StructType([StructField(*each) for each in read]), TOPIC, known)
 
 
 def test_a_sink_by_the_registry_has_one_topic() -> None:

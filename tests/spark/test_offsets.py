@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from magnetar.proto.errors import InvalidRequest
 from magnetar.spark_connector.offsets import (
     MADE_ANEW,
-    Available,
-    Range,
+    AvailableRange,
+    MessageRange,
+    find_batch_end,
     find_recreated,
-    from_json,
-    incarnations,
-    limit_batch,
+    offset_to_json,
+    parse_incarnations,
+    parse_offset,
     plan_ranges,
     progress_of,
-    restart_index,
+    reset_recreated_partitions,
     split_ranges,
-    to_json,
 )
 
 A, B, C = (
@@ -32,40 +32,40 @@ A, B, C = (
 
 def test_json_is_canonical_and_comes_back() -> None:
     index = {C: 3, B: 2, A: 1}
-    assert list(to_json(index)) == [A[0], C[0]]
-    assert to_json(index) == {A[0]: {"0": 1, "1": 2}, C[0]: {"0": 3}}
-    assert from_json(to_json(index)) == index
+    assert list(offset_to_json(index)) == [A[0], C[0]]
+    assert offset_to_json(index) == {A[0]: {"0": 1, "1": 2}, C[0]: {"0": 3}}
+    assert parse_offset(offset_to_json(index)) == index
 
 
 def test_without_limits_everything_is_read() -> None:
-    available = {A: Available(0, 10, 100), B: Available(5, 7, 20)}
-    assert limit_batch({A: 4}, available, None, None) == {A: 10, B: 7}
+    available = {A: AvailableRange(0, 10, 100), B: AvailableRange(5, 7, 20)}
+    assert find_batch_end({A: 4}, available, None, None) == {A: 10, B: 7}
 
 
 def test_a_limit_is_split_in_proportion_to_what_waits() -> None:
-    available = {A: Available(0, 300, 300), B: Available(0, 100, 100)}
-    assert limit_batch({A: 0, B: 0}, available, 40, None) == {A: 30, B: 10}
+    available = {A: AvailableRange(0, 300, 300), B: AvailableRange(0, 100, 100)}
+    assert find_batch_end({A: 0, B: 0}, available, 40, None) == {A: 30, B: 10}
 
 
 def test_a_byte_limit_takes_at_least_one_message() -> None:
-    available = {A: Available(0, 10, 10_000_000)}
-    assert limit_batch({A: 0}, available, None, 1) == {A: 1}
+    available = {A: AvailableRange(0, 10, 10_000_000)}
+    assert find_batch_end({A: 0}, available, None, 1) == {A: 1}
 
 
 def test_a_byte_limit_holds_where_everything_that_waits_was_trimmed() -> None:
     """Retention may pass an offset, and Trigger.AvailableNow's target: then nothing is held of what the range wants."""
-    gone = Available(300, 300, 0)
-    assert limit_batch({A: 100}, {A: gone}, None, 1_000) == {A: 300}
-    assert limit_batch({A: 100}, {A: gone._replace(end=200)}, None, 1_000) == {A: 200}
-    half = limit_batch({A: 0, B: 0}, {A: gone, B: Available(0, 100, 10_000)}, None, 1_000)
+    gone = AvailableRange(300, 300, 0)
+    assert find_batch_end({A: 100}, {A: gone}, None, 1_000) == {A: 300}
+    assert find_batch_end({A: 100}, {A: gone._replace(end=200)}, None, 1_000) == {A: 200}
+    half = find_batch_end({A: 0, B: 0}, {A: gone, B: AvailableRange(0, 100, 10_000)}, None, 1_000)
     assert 0 < half[B] <= 40
 
 
 def test_a_small_limit_still_reaches_every_partition_in_turn() -> None:
-    available = {A: Available(0, 1_000, 1_000), B: Available(0, 1, 1)}
+    available = {A: AvailableRange(0, 1_000, 1_000), B: AvailableRange(0, 1, 1)}
     at = {A: 0, B: 0}
     for _ in range(200):
-        at = limit_batch(at, available, 10, None)
+        at = find_batch_end(at, available, 10, None)
     assert at == {A: 1_000, B: 1}
 
 
@@ -81,10 +81,10 @@ def test_limits_hold_and_nothing_goes_back(
     starts: list[tuple[int, int, int, int]], most: int | None, most_bytes: int | None
 ) -> None:
     available = {
-        ("t", i): Available(trimmed, first + more, size) for i, (first, more, size, trimmed) in enumerate(starts)
+        ("t", i): AvailableRange(trimmed, first + more, size) for i, (first, more, size, trimmed) in enumerate(starts)
     }
     begin = {("t", i): first for i, (first, *_) in enumerate(starts)}
-    end = limit_batch(begin, available, most, most_bytes)
+    end = find_batch_end(begin, available, most, most_bytes)
     taken = sum(end[p] - begin[p] for p in begin)
     assert all(begin[p] <= end[p] <= available[p].end for p in begin)
     assert most is None or taken <= most
@@ -92,64 +92,64 @@ def test_limits_hold_and_nothing_goes_back(
 
 
 def test_what_retention_removed_is_named() -> None:
-    found, lost = plan_ranges({A: 2}, {A: 9}, {A: Available(5, 20, 0)})
-    assert found == [Range(A, 5, 9)]
+    found, lost = plan_ranges({A: 2}, {A: 9}, {A: AvailableRange(5, 20, 0)})
+    assert found == [MessageRange(A, 5, 9)]
     assert [(x.partition, x.wanted, x.there) for x in lost] == [(A, 2, 5)]
 
 
 def test_a_topic_made_anew_is_named() -> None:
-    _, lost = plan_ranges({A: 100}, {A: 120}, {A: Available(0, 7, 0)})
+    _, lost = plan_ranges({A: 100}, {A: 120}, {A: AvailableRange(0, 7, 0)})
     assert "made anew" in lost[0].reason
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
-    available = {A: Available(0, 7, 70), B: Available(0, 50, 500)}
-    begin = restart_index({A: 100, B: 40}, available)
+    available = {A: AvailableRange(0, 7, 70), B: AvailableRange(0, 50, 500)}
+    begin = reset_recreated_partitions({A: 100, B: 40}, available)
     assert begin == {A: 0, B: 40}
-    end = limit_batch(begin, available, None, None)
+    end = find_batch_end(begin, available, None, None)
     found, lost = plan_ranges({A: 100, B: 40}, end, available)
-    assert found == [Range(A, 0, 7), Range(B, 40, 50)]
+    assert found == [MessageRange(A, 0, 7), MessageRange(B, 40, 50)]
     assert [(x.partition, x.wanted) for x in lost] == [(A, 100)]
 
 
-NEW = Available(0, 50, 500, incarnation=9)
+NEW = AvailableRange(0, 50, 500, incarnation=9)
 
 
 def test_json_names_incarnations_beside_the_indexes() -> None:
     index, made = {A: 1, B: 2, C: 3}, {A: 5, B: 6, C: 7}
-    found = to_json(index, made)
+    found = offset_to_json(index, made)
     assert found == {
         A[0]: {"0": 1, "1": 2}, C[0]: {"0": 3},
         "incarnations": {A[0]: 5, f"{A[0]}-partition-1": 6, C[0]: 7},
     }  # fmt: skip
-    assert (from_json(found), incarnations(found)) == (index, made)
-    assert to_json(index, {A: 5, B: 5})["incarnations"] == {A[0]: 5}
-    assert incarnations(to_json(index)) == {A: 0, B: 0, C: 0}
+    assert (parse_offset(found), parse_incarnations(found)) == (index, made)
+    assert offset_to_json(index, {A: 5, B: 5})["incarnations"] == {A[0]: 5}
+    assert parse_incarnations(offset_to_json(index)) == {A: 0, B: 0, C: 0}
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from([A[0], C[0]]), st.integers(0, 12)), st.integers(0, 9)))
 def test_incarnations_come_back_whatever_is_known(made: dict[tuple[str, int], int]) -> None:
     index = dict.fromkeys(made, 1)
-    found = to_json(index, made)
-    assert from_json(found) == index
+    found = offset_to_json(index, made)
+    assert parse_offset(found) == index
     known = {p: at for p, at in made.items() if at}
-    assert {p: at for p, at in incarnations(found).items() if p in known} == known
+    assert {p: at for p, at in parse_incarnations(found).items() if p in known} == known
 
 
 @pytest.mark.parametrize("wrong", [[], 7, {"t": "x"}, {"t": None}])
 def test_what_names_no_incarnations_is_no_offset(wrong: Any) -> None:
     with pytest.raises(InvalidRequest):
-        incarnations({A[0]: {"0": 1}, "incarnations": wrong})
+        parse_incarnations({A[0]: {"0": 1}, "incarnations": wrong})
 
 
 @pytest.mark.parametrize("end", [3, 40, 50, 90])
 def test_another_incarnation_is_lost_and_read_from_its_beginning_however_long_it_is(end: int) -> None:
     there, old = NEW._replace(end=end), {A: 5}
     assert [each.partition for each in find_recreated({A: 40}, {A: there}, old)] == [A]
-    begin = restart_index({A: 40}, {A: there}, old)
+    begin = reset_recreated_partitions({A: 40}, {A: there}, old)
     assert begin == {A: 0}
-    found, lost = plan_ranges({A: 40}, limit_batch(begin, {A: there}, None, None), {A: there}, old, {A: 9})
-    assert found == [Range(A, 0, end, 9)]
+    found, lost = plan_ranges({A: 40}, find_batch_end(begin, {A: there}, None, None), {A: there}, old, {A: 9})
+    assert found == [MessageRange(A, 0, end, 9)]
     assert [(each.partition, each.wanted) for each in lost] == [(A, 40)]
 
 
@@ -162,16 +162,16 @@ def test_a_batch_that_was_planned_for_the_old_topic_reads_nothing_of_the_new_one
 
 def test_an_incarnation_that_is_not_known_is_no_other_one() -> None:
     for begun, planned in (({}, {}), ({}, {A: 9}), ({A: 9}, {A: 9})):
-        assert plan_ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([Range(A, 10, 20, 9)], [])
-    assert restart_index({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
+        assert plan_ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([MessageRange(A, 10, 20, 9)], [])
+    assert reset_recreated_partitions({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
 
 
 def test_a_report_has_the_lag_of_each_topic() -> None:
-    found = progress_of({A: 40}, {A: NEW, B: Available(5, 10, 100), C: Available(0, 7, 70)})
+    found = progress_of({A: 40}, {A: NEW, B: AvailableRange(5, 10, 100), C: AvailableRange(0, 7, 70)})
     assert found["source"]["lagByTopic"] == {A[0]: 15, C[0]: 7}
     assert (found["source"]["lag"], found["source"]["lagBytes"]) == (22, 270)
     assert found[A[0]] == {"0": 50, "1": 10}
-    assert from_json(found) == {A: 50, B: 10, C: 7}
+    assert parse_offset(found) == {A: 50, B: 10, C: 7}
 
 
 def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:
@@ -185,7 +185,7 @@ def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() ->
     most=st.integers(1, 50) | st.none(),
 )
 def test_tasks_cover_the_ranges_exactly_once(sizes: list[int], least: int | None, most: int | None) -> None:
-    whole = [Range(("t", i), 10, 10 + size) for i, size in enumerate(sizes)]
+    whole = [MessageRange(("t", i), 10, 10 + size) for i, size in enumerate(sizes)]
     tasks = split_ranges(whole, least, most)
     for r in whole:
         mine = [t for t in tasks if t.partition == r.partition]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.spark_connector.offsets import to_json
+from magnetar.spark_connector.offsets import offset_to_json
 from magnetar.spark_connector.options import EARLIEST, LATEST, ExactlyOnce, parse_sink, parse_source
 
 BASE = {"service.url": "magnetar://localhost:7650", "topic": "flights"}
@@ -162,6 +162,6 @@ def test_a_misspelt_option_of_a_sink_is_refused_with_the_nearest_name(name: str,
 
 def test_offsets_that_a_query_reported_are_offsets_to_start_at() -> None:
     """With the incarnations of their topics, which `startingOffsets` has not."""
-    reported = json.dumps(to_json({(FLIGHTS, 0): 7, (FLIGHTS, 1): 9}, {(FLIGHTS, 0): 5, (FLIGHTS, 1): 6}))
+    reported = json.dumps(offset_to_json({(FLIGHTS, 0): 7, (FLIGHTS, 1): 9}, {(FLIGHTS, 0): 5, (FLIGHTS, 1): 6}))
     assert "incarnations" in reported
     assert parse_source(BASE | {"startingOffsets": reported}, streaming=True).starting == {FLIGHTS: {0: 7, 1: 9}}

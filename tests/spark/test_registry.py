@@ -16,7 +16,7 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.schema import SchemaInfo, SchemaType
 from magnetar.proto.statistics import TopicSchema
 from magnetar.schema import AvroSchema, Integer, JsonSchema, Record, String
-from magnetar.spark_connector.shapes import columns, find_newest, find_reader_schema, make_typed_schema
+from magnetar.spark_connector.shapes import find_newest, find_reader_schema, make_typed_schema, schema_columns
 
 TOPIC = "persistent://public/default/t"
 
@@ -65,7 +65,7 @@ def test_a_topic_without_a_schema_says_what_to_do() -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no schema.*magnetar schemas upload"):
         find_newest(TOPIC, [version(0, A, deleted=True)])
     with pytest.raises(InvalidConfiguration, match="no topic matches"):
-        columns({}, [])
+        schema_columns({}, [])
 
 
 REFUSED = {
@@ -102,10 +102,10 @@ def test_a_definition_that_doubles_with_each_level_is_refused_at_once() -> None:
 def test_topics_of_a_query_have_the_same_columns_and_none_of_the_others_names() -> None:
     one, two = find_newest("one", [version(0, A)]), find_newest("two", [version(0, B)])
     with pytest.raises(InvalidConfiguration, match="topics one and two have different columns: a int; b string"):
-        columns({"one": one, "two": two}, [])
+        schema_columns({"one": one, "two": two}, [])
     meta = find_newest("m", [version(0, '{"name":"__key","type":"int"}')])
     with pytest.raises(InvalidConfiguration, match="a field '__key', which is the name of another column"):
-        columns({"m": meta}, [StructField("__key", LongType())])
+        schema_columns({"m": meta}, [StructField("__key", LongType())])
 
 
 # ------------------------------------------------------------------ in Spark

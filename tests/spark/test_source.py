@@ -10,21 +10,21 @@ import pytest
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 from magnetar.client.consume.ranges import StoredEntry
-from magnetar.proto.entry import broker_part, encode_entry, item_prefix
+from magnetar.proto.entry import encode_broker_part, encode_entry, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import CorruptEntry, DataLost, NotAllowed
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector import source
-from magnetar.spark_connector.offsets import Range
+from magnetar.spark_connector.offsets import MessageRange
 from magnetar.spark_connector.options import parse_source
-from magnetar.spark_connector.rows import columns
+from magnetar.spark_connector.rows import default_columns
 
 TOPIC = "persistent://public/default/t"
 
 
 def delivery(index: int, payload: bytes = b"v", **fields: object) -> StoredEntry:
     head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **fields)
-    entry = broker_part(index, 5) + encode_entry(head, payload)
+    entry = encode_broker_part(index, 5) + encode_entry(head, payload)
     return StoredEntry(-1, 7, index, entry)
 
 
@@ -52,8 +52,8 @@ class _Topics:
 def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[StoredEntry], end: int, **options: str) -> list[int]:
     monkeypatch.setattr(source, "connection_of", lambda _options: _Topics(deliveries))
     parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
-    task = source.RangePartition(Range((TOPIC, 0), 0, end))
-    batches = source._read(parsed, columns(parsed), task)
+    task = source.RangePartition(MessageRange((TOPIC, 0), 0, end))
+    batches = source._read(parsed, default_columns(parsed), task)
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
 
@@ -100,8 +100,8 @@ def test_indexes_of_aborted_messages_are_skipped_and_all_others_are_lost(
     parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t"}, streaming=True)
     elsewhere = tuple(index for index in aborted if index not in (0, 3))
     monkeypatch.setattr(source, "connection_of", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
-    task = source.RangePartition(Range((TOPIC, 0), 0, 5))
-    found = source._read(parsed, columns(parsed), task)
+    task = source.RangePartition(MessageRange((TOPIC, 0), 0, 5))
+    found = source._read(parsed, default_columns(parsed), task)
     if lost is None:
         assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 3]
     else:

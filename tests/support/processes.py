@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from click.testing import CliRunner
 
-from magnetar.cli.common.exits import run
+from magnetar.cli.common.exits import run_command_line
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.main import root
 
@@ -61,7 +61,7 @@ def run_here(*arguments: str, stdin: str | None = None, **environment: str) -> R
     """The same in this process, without the second that an interpreter takes to begin: for tests with many commands."""
     with CliRunner(env=environment).isolation(input=stdin) as (out, err, _):
         with unittest.mock.patch.object(sys, "argv", ["magnetar", *arguments]):
-            code = run(root)
+            code = run_command_line(root)
         sys.stdout.flush()
         sys.stderr.flush()
         return Result(code, out.getvalue().decode(), err.getvalue().decode())

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import bind_to_parent, free_port
+from magnetar.cli.common.processes import free_port, with_parent_death_signal
 from magnetar.cli.demo import find_java
 from magnetar.runtime.access import TlsFiles
 
@@ -105,7 +105,7 @@ class ZookeeperServer:
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                bind_to_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                with_parent_death_signal(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         if wait:
             self.wait_ready()

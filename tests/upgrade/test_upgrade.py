@@ -82,8 +82,8 @@ def _bookie_file(form: versions.Format) -> Callable[[], object]:
 
 
 def _note() -> object:
-    whole = note.encode(b"MGN-COOK", {"a": 1})
-    return note.decode(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
+    whole = note.encode_note(b"MGN-COOK", {"a": 1})
+    return note.decode_note(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
 
 
 def _cursor() -> object:

@@ -25,16 +25,16 @@ from ...format import entry_log, index
 from ...format.journal import (
     FILE_HEADER_BYTES,
     RECORD_BYTES_MAX,
-    Damaged,
+    DamagedFile,
     FileHeader,
     ForeignFile,
     decode_file_header,
     encode_file_header,
 )
-from ...format.ledger_index import Drained, Quarantined
-from ...format.mark import Mark
+from ...format.ledger_index import DrainedLog, QuarantinedEntries
+from ...format.mark import CheckpointMark
 from .. import disk
-from ..index import Group
+from ..index import LoadedGroup
 from ..memtable import Intervals
 from ..state_log import DataLossLog, read_or_damaged
 from . import files as log_files
@@ -80,7 +80,7 @@ class LostStretch(NamedTuple):
     end: int
 
 
-class Scan:
+class LogScan:
     """A scan of a log that does not use its index. `records` yields every valid record, in order; afterwards `lost` has
     the stretches between them that cannot be read.
     """
@@ -215,7 +215,7 @@ def rebuild_index(
     temporary = path + TEMPORARY
     source = files.open(log_path)
     try:
-        scan = Scan(source, exact=exact)
+        scan = LogScan(source, exact=exact)
         target = _create(files, temporary, uuid, number)
         try:
             groups = _Groups(files, target)
@@ -257,7 +257,13 @@ class LogsAtBoot:
     """
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
+        self,
+        files: Files,
+        directory: str,
+        uuid: bytes,
+        mark: CheckpointMark,
+        drained: frozenset[int],
+        losses: DataLossLog,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -265,17 +271,17 @@ class LogsAtBoot:
         self._mark = mark
         self._drained = drained
         self._losses = losses
-        self._opened = {opened.number: opened for opened in (mark.hot, mark.cold) if opened.number}
-        self.facts: list[Quarantined | Drained] = []
+        self._opened = {opened.number: opened for opened in (mark.hot_open_log, mark.cold_open_log) if opened.number}
+        self.facts: list[QuarantinedEntries | DrainedLog] = []
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
-    def open(self) -> list[Group]:
+    def open(self) -> list[LoadedGroup]:
         """Repairs the logs and returns the groups of all index files. Records every loss before it changes a file."""
         self._take_inventory()
         self._losses.write()
         self._tidy()
-        groups: list[Group] = []
-        for number in log_files.numbers(self._files, self._directory):
+        groups: list[LoadedGroup] = []
+        for number in log_files.list_log_numbers(self._files, self._directory):
             if not self._files.exists(self._log(number)):
                 self._on_missing_log(number)
                 continue
@@ -294,11 +300,11 @@ class LogsAtBoot:
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
         """Records a loss for each committed log that neither exists nor is drained."""
-        here = set(log_files.numbers(self._files, self._directory))
+        here = set(log_files.list_log_numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
-        self.facts += [Drained(number) for number in missing]
+        self.facts += [DrainedLog(number) for number in missing]
         if INVENTORY not in self._drained:
-            self.facts.append(Drained(INVENTORY))
+            self.facts.append(DrainedLog(INVENTORY))
             missing = [number for number in missing if number in self._opened]
         for number in missing:
             self._losses.add_loss(f"{self._log(number)} is gone, and its index")
@@ -308,9 +314,9 @@ class LogsAtBoot:
         for name in self._files.list_directory(self._directory):
             if name.endswith(TEMPORARY):
                 self._files.remove(join_path(self._directory, name))
-        for number in log_files.numbers(self._files, self._directory):
+        for number in log_files.list_log_numbers(self._files, self._directory):
             if number > self._mark.last_log or number in self._drained:
-                log_files.remove(self._files, self._directory, number)
+                log_files.remove_log_files(self._files, self._directory, number)
 
     def _cut(self, path: str, end: int) -> None:
         """Truncates the file to `end`, because what follows belongs to an unfinished checkpoint.
@@ -330,13 +336,13 @@ class LogsAtBoot:
             file.close()
 
     # ------------------------------------------------------------------------------------ what each holds
-    def _groups(self, number: int) -> list[Group]:
+    def _groups(self, number: int) -> list[LoadedGroup]:
         self._check_header(number)
         try:
             groups = self._read(number)
         except ForeignFile:
             raise
-        except (Damaged, FileNotFoundError) as error:
+        except (DamagedFile, FileNotFoundError) as error:
             return self._rebuild(number, str(error))
         size, opened = self._size(number), self._opened.get(number)
         reach = max((group.reach for group in groups), default=entry_log.DATA_OFFSET)
@@ -350,13 +356,13 @@ class LogsAtBoot:
             self._quarantine(number, size)
         return groups
 
-    def _read(self, number: int) -> list[Group]:
+    def _read(self, number: int) -> list[LoadedGroup]:
         return read_or_damaged(
             self._index(number),
             lambda: log_files.read_groups(self._files, self._directory, number, self._uuid, None),
         )
 
-    def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[Group]:
+    def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[LoadedGroup]:
         """Rebuilds the index, and returns its groups. If the log is shorter than the mark says, that is a loss, because
         the index no longer says what was after its end.
 
@@ -379,7 +385,7 @@ class LogsAtBoot:
                 ),
             )
             return self._read(number)
-        except Damaged as error:
+        except DamagedFile as error:
             self._losses.add_loss(f"{error}, and its index is damaged")
             self._losses.write()
             return []
@@ -401,18 +407,18 @@ class LogsAtBoot:
             read_or_damaged(self._index(number), lambda: self._quarantine(number))
         except ForeignFile:
             raise
-        except Damaged as error:
+        except DamagedFile as error:
             self._losses.add_loss(f"{self._log(number)} is gone, and its index is damaged: {error}")
             self._losses.write()
-        ledgers = {fact.ledger for fact in self.facts[before:] if isinstance(fact, Quarantined)}
+        ledgers = {fact.ledger for fact in self.facts[before:] if isinstance(fact, QuarantinedEntries)}
         self.gone[self._log(number)] = BitMap64(ledgers)
-        self.facts.append(Drained(number))
+        self.facts.append(DrainedLog(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
         """Quarantines the entries that, by the index, are between these offsets of the log."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
-                Quarantined(extent.ledger, extent.first, extent.last)
+                QuarantinedEntries(extent.ledger, extent.first, extent.last)
                 for extent in extents
                 if extent.start + extent.length > start and (end is None or extent.start < end)
             ]
@@ -426,7 +432,7 @@ class LogsAtBoot:
             decode_file_header(header, entry_log.MAGIC, self._uuid, number, path)
         except ForeignFile:
             raise
-        except Damaged as error:
+        except DamagedFile as error:
             _LOG.error("%s", error)
 
     def _size(self, number: int) -> int:

@@ -7,19 +7,19 @@ A move takes a group of closed logs (entrylog/mover.py) through `STEPS`. What a 
     copy               bytes after the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
                        `bytes_per_s` allows
     write_index        the same for its index, synced
-    commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `Drained` for each
-                       source, `Quarantined` for each entry whose copies were damaged. In the same synchronous step
-                       readers find the copies and the sources leave the index
+    commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `DrainedLog` for each
+                       source, `QuarantinedEntries` for each entry whose copies were damaged. In the same synchronous
+                       step readers find the copies and the sources leave the index
     remove_sources     sources: a start removes what is drained
 
 A bad record is reported (`on_bad`), counted and quarantined, and the rest of its log is moved: no log remains because
 of it. The index is a multimap of copies, each verified when it is read and filtered by tombstones, so that a move can
 neither resurrect nor overwrite an entry. Logs without living entries take the steps commit and remove_sources alone.
 
-**A log's index is deleted only after its `Drained` is durable.** Its data is deleted earlier in one case: nothing lives
-in the log, and even the reserve gave no room for the fact `Drained` (`_give_up`). A crash then leaves the index, which
-says that the log had only ledgers whose tombstones are durable. The next start sees that nothing is lost, and states
-`Drained` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
+**A log's index is deleted only after its `DrainedLog` is durable.** Its data is deleted earlier in one case: nothing
+lives in the log, and even the reserve gave no room for the fact `DrainedLog` (`_give_up`). A crash then leaves the
+index, which says that the log had only ledgers whose tombstones are durable. The next start sees that nothing is lost,
+and states `DrainedLog` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
 `test_a_log_that_made_room_for_its_own_note_is_no_damage`.
 
 A pass that is cancelled ends before or after a commit, never within it. The next start deletes sources that are drained
@@ -42,7 +42,7 @@ from ....runtime.files import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
 from ....runtime.tasks import run_to_end
 from ....runtime.threads import Worker
-from ...format.ledger_index import Drained
+from ...format.ledger_index import DrainedLog
 from ...format.mark import OpenLog
 from .. import disk
 from ..checkpoint import Checkpoint
@@ -50,7 +50,7 @@ from ..index_files import LedgerDescriptors
 from ..state_log import Fact
 from . import files as log_files
 from .mover import (
-    Action,
+    CompactionAction,
     CompactionPolicy,
     DeletedLedgers,
     LogFacts,
@@ -58,10 +58,10 @@ from .mover import (
     LogState,
     LogSurvey,
     Mover,
-    decide,
     file_size,
     group_moves,
     is_worth_closing,
+    plan_logs,
 )
 from .writer import LogWriter
 
@@ -146,7 +146,7 @@ class Compactor:
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
-        for number in await self._worker.run(log_files.numbers, self._files, self._directory):
+        for number in await self._worker.run(log_files.list_log_numbers, self._files, self._directory):
             if number in self._descriptors.drained:
                 continue  # an index without its log, for the next start to remove
             if number > last and number not in opened:
@@ -168,7 +168,7 @@ class Compactor:
         return {hot.number: (LogState.HOT, hot), cold.number: (LogState.COLD, cold)}
 
     async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-        return decide(await self.list_log_facts(), policy, major=major)
+        return plan_logs(await self.list_log_facts(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
     async def run(
@@ -194,12 +194,12 @@ class Compactor:
         facts = await self.list_log_facts()
         if await self._roll(facts, policy, major, roll):
             facts = await self.list_log_facts()
-        plans = decide(facts, policy, major=major)
-        dead = [plan.facts for plan in plans if plan.action is Action.DELETE]
+        plans = plan_logs(facts, policy, major=major)
+        dead = [plan.facts for plan in plans if plan.action is CompactionAction.DELETE]
         await self._delete(dead, on_progress)
-        moves = [plan.facts for plan in plans if plan.action is Action.COMPACT]
+        moves = [plan.facts for plan in plans if plan.action is CompactionAction.COMPACT]
         compacted = await self._compact(moves, policy, on_progress) if moves else []
-        await self._checkpoint.run_exclusive(self._cold.retire if roll else self._cold.release_room)
+        await self._checkpoint.run_exclusive(self._cold.close_unless_empty if roll else self._cold.release_unused_space)
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
         return [log.log for log in dead], compacted
 
@@ -222,22 +222,24 @@ class Compactor:
         numbers = [log.log for log in dead]
         on_progress("delete", 0, len(numbers), 0, 0)
         try:
-            await self._with_room(lambda: self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers))
+            await self._with_room(lambda: self._checkpoint.commit(None, [DrainedLog(log) for log in numbers], numbers))
         except disk.NoDescriptor:
             raise
         except disk.NoSpace:
             await self._give_up(numbers)
-            await self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers)
+            await self._checkpoint.commit(None, [DrainedLog(log) for log in numbers], numbers)
         await self._remove(numbers)
         self.counters["logs_deleted"] += len(numbers)
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
     async def _give_up(self, numbers: Sequence[int]) -> None:
-        """Deletes the data of dead logs before their `Drained` is durable, but not of logs that are open in the mark: a
-        start would cut their indexes.
+        """Deletes the data of dead logs before their `DrainedLog` is durable, but not of logs that are open in the
+        mark: a start would cut their indexes.
         """
         await self._settle()
-        await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs], data_only=True)
+        await self._remove(
+            [log for log in numbers if log not in self._checkpoint.mark.open_log_numbers], data_only=True
+        )
 
     async def _remove(self, numbers: Sequence[int], *, data_only: bool = False) -> None:
         for number in numbers:
@@ -246,7 +248,7 @@ class Compactor:
 
     def _remove_files(self, number: int, data_only: bool) -> int:
         before = self._bytes_of(number)
-        remove = log_files.remove_data if data_only else log_files.remove
+        remove = log_files.remove_data if data_only else log_files.remove_log_files
         remove(self._files, self._directory, number)
         return before - self._bytes_of(number)
 
@@ -296,14 +298,14 @@ class Compactor:
                     lambda: self._checkpoint.run_exclusive(lambda: self._cold.ensure_room(mover.live_bytes))
                 )
             while work := await self._worker.run(mover.step):
-                move.worked(mover.moved_bytes)
+                move.report_moved(mover.moved_bytes)
                 await throttle.wait_allowed(work)
             written = await self._worker.run(mover.finish)
-            facts: list[Fact] = [Drained(number) for number in numbers]
+            facts: list[Fact] = [DrainedLog(number) for number in numbers]
             facts += mover.bad
             await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
         except disk.NoSpace:
-            await self._checkpoint.run_exclusive(self._cold.release_room)
+            await self._checkpoint.run_exclusive(self._cold.release_unused_space)
             raise
         finally:
             await run_to_end(self._worker.run(mover.close))  # after the step that is under way there
@@ -333,7 +335,7 @@ class _Move:
         self._bytes = bytes_
         self._on_progress = on_progress
 
-    def worked(self, moved: int) -> None:
+    def report_moved(self, moved: int) -> None:
         self._on_progress("compact", self._logs_done, self._logs, self._before + moved, self._bytes)
 
 

@@ -18,9 +18,16 @@ from ....ledger.peer_format import ENTRY_HEADER
 from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, encode_extent
-from ...format.journal import FILE_HEADER_BYTES, RECORD_BYTES_MAX, Damaged, crc32c, decode_file_header, extend_crc32c
+from ...format.journal import (
+    FILE_HEADER_BYTES,
+    RECORD_BYTES_MAX,
+    DamagedFile,
+    crc32c,
+    decode_file_header,
+    extend_crc32c,
+)
 from .. import disk
-from ..index import ExtentPlace, Group, Page, places_of, record_number, run_end
+from ..index import ExtentPlace, LoadedGroup, Page, decode_page, record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -62,14 +69,14 @@ def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | N
         decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.MAGIC, uuid, number, path)
         end = file.size() if end is None else end
         if file.size() < end:
-            raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
+            raise DamagedFile(path, file.size(), f"the file ends here and should be {end} bytes long")
         offset = FILE_HEADER_BYTES
         while offset < end:
             data = file.pread(index.GROUP_HEADER_BYTES, offset)
             header = index.intact_group_header(data)
             size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
             if header is None or offset + size > end:
-                raise Damaged(path, offset, "there should be a group of the index")
+                raise DamagedFile(path, offset, "there should be a group of the index")
             yield _Heads(offset, header.extents, _slices(file, offset, header, data))
             offset += size
     finally:
@@ -90,21 +97,21 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
         if offset == end or not heads:
             break
         yield heads
-    raise Damaged(file.path, group, "group of the index does not match its checksum")
+    raise DamagedFile(file.path, group, "group of the index does not match its checksum")
 
 
-def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
+def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[LoadedGroup]:
     """Returns the groups of a log's index, for the start. `end` is the end of the index; None: the file's end. Raises
     Damaged.
     """
-    groups: list[Group] = []
+    groups: list[LoadedGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
-        group = Group.start(number, offset, extents)
+        group = LoadedGroup.start(number, offset, extents)
         try:
             for heads in slices:
                 group.feed(heads)
         except ValueError as error:
-            raise Damaged(join_path(directory, index_name(number)), offset, str(error)) from error
+            raise DamagedFile(join_path(directory, index_name(number)), offset, str(error)) from error
         groups.append(group)
     return groups
 
@@ -118,10 +125,10 @@ def read_extents(
     """
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
-            yield list(index.decode_heads(heads))
+            yield list(index.decode_extent_heads(heads))
 
 
-def numbers(files: Files, directory: str) -> list[int]:
+def list_log_numbers(files: Files, directory: str) -> list[int]:
     """Returns the numbers of all logs of which the log or the index exists, ascending."""
     found = {
         int(name.partition(".")[0])
@@ -137,11 +144,11 @@ def stored_bytes(files: Files, directory: str) -> int:
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
             with contextlib.suppress(FileNotFoundError):
-                total += disk.size_of(files, join_path(directory, name))
+                total += disk.read_file_size(files, join_path(directory, name))
     return total
 
 
-def remove(files: Files, directory: str, number: int) -> None:
+def remove_log_files(files: Files, directory: str, number: int) -> None:
     """Removes a log's files, without a sync. The log must be drained or not in the mark, so that the next start removes
     the files again if they return.
 
@@ -161,10 +168,10 @@ def _remove(files: Files, path: str) -> None:
         files.remove(path)
 
 
-class EntriesRead(NamedTuple):
+class ExtentReadResult(NamedTuple):
     """The result of a read from one extent."""
 
-    table: index.Table | None  # None: damaged
+    table: index.ExtentTable | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
     damaged: bool  # the table, or the record after these entries
 
@@ -188,7 +195,7 @@ class EntryLogReader:
         found: list[ExtentPlace] = []
         bad = 0
         for page in pages:
-            places = places_of(log, ledger, page, file.pread(page.size, page.offset))
+            places = decode_page(log, ledger, page, file.pread(page.size, page.offset))
             if places is None:
                 bad += 1
                 _LOG.error("page of the index of log %d at %d is damaged", log, page.offset)
@@ -197,8 +204,8 @@ class EntryLogReader:
         return found, bad
 
     def read_entries(
-        self, place: ExtentPlace, table: index.Table | None, entry: int, count: int, bytes_max: int
-    ) -> EntriesRead:
+        self, place: ExtentPlace, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
+    ) -> ExtentReadResult:
         """Reads `entry` and the entries that follow it without a gap in this extent: at most `count`, about
         `bytes_max`, in one file read.
 
@@ -208,10 +215,10 @@ class EntryLogReader:
             table = self.read_table(place)
         if table is None:
             _LOG.error("index table of log %d at %d is damaged", place.log, place.table_offset)
-            return EntriesRead(None, [], True)
+            return ExtentReadResult(None, [], True)
         first = record_number(place, table, entry)
         if first is None:
-            return EntriesRead(table, [], False)
+            return ExtentReadResult(table, [], False)
         end = run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
         data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
@@ -223,9 +230,9 @@ class EntryLogReader:
             _LOG.error(
                 "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
             )
-        return EntriesRead(table, entries, damaged)
+        return ExtentReadResult(table, entries, damaged)
 
-    def read_table(self, place: ExtentPlace) -> index.Table | None:
+    def read_table(self, place: ExtentPlace) -> index.ExtentTable | None:
         """Returns the table of an extent; None if it is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.intact_table(place.extent, data)
@@ -285,7 +292,7 @@ SLICE_BYTES = 256 << 10
 _CHECKED = ENTRY_HEADER.size - 4
 
 
-class ExtentWalk:
+class ExtentScan:
     """Reads the records of one extent, a slice per `step`, in a worker. `is_whole` says whether all of them are
     good."""
 
@@ -353,7 +360,7 @@ class ExtentWalk:
         self._file.close()
 
 
-def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentWalk) -> bool:
+def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentScan) -> bool:
     """Rewrites the table of a whole extent from its records. Returns False, and writes nothing, if it does not match
     the head's checksum.
     """

@@ -9,7 +9,7 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`LogSurvey` counts the living bytes of each log before, and `decide` chooses what is done with it. Memory: about 110
+`LogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about 110
 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
 """
 
@@ -26,12 +26,12 @@ from pyroaring import BitMap64
 
 from ....runtime.files import Buffer, File, Files, join_path
 from ...format import entry_log, index
-from ...format.index import Extent, Table
-from ...format.journal import Damaged
-from ...format.ledger_index import Quarantined
+from ...format.index import Extent, ExtentTable
+from ...format.journal import DamagedFile
+from ...format.ledger_index import QuarantinedEntries
 from ...format.mark import OpenLog
 from .. import disk
-from ..index import Index, MissingPages
+from ..index import EntryLogIndex, MissingPages
 from ..memtable import Intervals
 from .files import EntryLogReader, index_name, log_name, read_extents, read_groups
 from .writer import LogWriter, WrittenEntries
@@ -40,7 +40,8 @@ from .writer import LogWriter, WrittenEntries
 # The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
 #
 # A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never
-# stored, always counted again (BookKeeper #4607). `decide` gives each log one action and its reason, the first row that
+# stored, always counted again (BookKeeper #4607). `plan_logs` gives each log one action and its reason, the first row
+# that
 # fits:
 #
 # | reason | action | |
@@ -60,7 +61,7 @@ from .writer import LogWriter, WrittenEntries
 HOLDERS_MAX = 10
 
 
-class Action(enum.Enum):
+class CompactionAction(enum.Enum):
     """What compaction does with an entry log."""
 
     KEEP = "keep"
@@ -69,7 +70,7 @@ class Action(enum.Enum):
 
 
 class ActionReason(enum.Enum):
-    """The reason for an action; `decide` has the rules."""
+    """The reason for an action; `plan_logs` has the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
@@ -96,7 +97,7 @@ class LiveLedger(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """The facts about a log by which `decide` decides: the bytes of its two files, of all its records, and of the
+    """The facts about a log by which `plan_logs` decides: the bytes of its two files, of all its records, and of the
     records of living ledgers.
     """
 
@@ -119,10 +120,10 @@ class LogFacts(NamedTuple):
 
 
 class LogPlan(NamedTuple):
-    """The action that `decide` chose for a log, and its reason."""
+    """The action that `plan_logs` chose for a log, and its reason."""
 
     facts: LogFacts
-    action: Action
+    action: CompactionAction
     reason: ActionReason
 
 
@@ -142,7 +143,7 @@ class CompactionPolicy(NamedTuple):
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
-def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
+def plan_logs(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
     """Returns one plan per log, in the order given."""
     closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
@@ -151,17 +152,17 @@ def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -
 
 def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
     if log.state is not LogState.CLOSED:
-        return LogPlan(log, Action.KEEP, ActionReason.OPEN)
+        return LogPlan(log, CompactionAction.KEEP, ActionReason.OPEN)
     if not log.readable:
-        return LogPlan(log, Action.KEEP, ActionReason.UNREADABLE)
+        return LogPlan(log, CompactionAction.KEEP, ActionReason.UNREADABLE)
     if not log.live_bytes:
-        return LogPlan(log, Action.DELETE, ActionReason.DEAD)
+        return LogPlan(log, CompactionAction.DELETE, ActionReason.DEAD)
     if log.live_share < (policy.major_share if major else policy.minor_share):
-        return LogPlan(log, Action.COMPACT, ActionReason.SPARSE)
+        return LogPlan(log, CompactionAction.COMPACT, ActionReason.SPARSE)
     if small and major:
-        return LogPlan(log, Action.COMPACT, ActionReason.SMALL)
+        return LogPlan(log, CompactionAction.COMPACT, ActionReason.SMALL)
     waits = small or log.live_share < policy.major_share
-    return LogPlan(log, Action.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
+    return LogPlan(log, CompactionAction.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
 
 
 def is_worth_closing(log: LogFacts, share: float) -> bool:
@@ -236,7 +237,7 @@ class LogSurvey:
         """Counts one more part; returns False if there was none."""
         try:
             extents = next(self._parts, None)
-        except (Damaged, OSError):
+        except (DamagedFile, OSError):
             self._readable = False
             return False
         if extents is None:
@@ -266,7 +267,7 @@ class LogSurvey:
 
 def file_size(files: Files, path: str) -> int:
     """Returns the size of a file; 0 when there is none."""
-    return disk.size_of(files, path) if files.exists(path) else 0
+    return disk.read_file_size(files, path) if files.exists(path) else 0
 
 
 # --------------------------------------------------------------------------------------------------------- mover
@@ -303,7 +304,7 @@ class Mover:
         self._listing = self._list()
         self._open: dict[int, File] = {}
         self._reader = EntryLogReader(files, directory, 4)
-        self._indexes: dict[int, Index] = {}
+        self._indexes: dict[int, EntryLogIndex] = {}
         self._read = 0
         self._buffers: list[Buffer] = []
         self._buffered = 0
@@ -312,7 +313,7 @@ class Mover:
         self.live_bytes = 0
         self.moved_bytes = 0
         self.records = 0
-        self.bad: list[Quarantined] = []
+        self.bad: list[QuarantinedEntries] = []
 
     # ------------------------------------------------------------------------------------ listing
     def list_extents(self) -> bool:
@@ -397,7 +398,7 @@ class Mover:
         """
         for first, last in bad:
             if seen is None or first != last or first not in seen:
-                self.bad.append(Quarantined(ledger, first, last))
+                self.bad.append(QuarantinedEntries(ledger, first, last))
 
     # ------------------------------------------------------------------------------------ records
     def _records(
@@ -446,11 +447,11 @@ class Mover:
             else:
                 bad.append((entry, entry))
 
-    def _table(self, extent: Extent, log: int) -> Table | None:
+    def _table(self, extent: Extent, log: int) -> ExtentTable | None:
         """Returns the extent's table from the index, which is needed only after damage; None if it is damaged too."""
         index_ = self._indexes.get(log)
         if index_ is None:
-            index_ = self._indexes[log] = Index(0)
+            index_ = self._indexes[log] = EntryLogIndex(0)
             for group in read_groups(self._files, self._directory, log, self._uuid, None):
                 index_.add(group)
         run = index_.find_run(log, extent.ledger)

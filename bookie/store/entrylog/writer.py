@@ -16,7 +16,7 @@ the journal, journal/segments.py): through the page cache a write takes twenty t
 than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices into allocated
 room). A direct write begins at the block that has the end. It writes the committed bytes of that block again unchanged,
 so that they survive whatever part of the write a crash leaves. A flush that found a full disk is repeated from the end
-of the last committed one, or `release_room` gives its room back.
+of the last committed one, or `release_unused_space` gives its room back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ...format import entry_log, index
 from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLog
 from .. import disk
-from ..index import Group
-from ..memtable import ENTRY_OVERHEAD_BYTES, Stored, Table
+from ..index import LoadedGroup
+from ..memtable import ENTRY_OVERHEAD_BYTES, EntryTable, Stored
 from .files import index_name, log_name
 
 SLICE_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class WrittenEntries(NamedTuple):
     """The result of a flush or a move, which must be committed: the new ends of the open log, and its index group."""
 
     open: OpenLog  # for the mark
-    group: Group  # for the index
+    group: LoadedGroup  # for the index
 
 
 class LogNumbers:
@@ -215,7 +215,7 @@ class LogWriter:
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
         end = OpenLog(current.number, current.end, current.index_end + len(group))
-        self._written = WrittenEntries(end, Group(current.number, current.index_end, extents))
+        self._written = WrittenEntries(end, LoadedGroup(current.number, current.index_end, extents))
         return self._written
 
     def on_committed(self) -> None:
@@ -226,7 +226,7 @@ class LogWriter:
         self._open.log_tail = self._open.tail
         self._written = None
 
-    def release_room(self) -> None:
+    def release_unused_space(self) -> None:
         """Frees the disk space that was allocated ahead, and that of bytes that will not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
@@ -234,12 +234,12 @@ class LogWriter:
             self._written = None
             self._cut(current)
 
-    def retire(self) -> None:
+    def close_unless_empty(self) -> None:
         """Closes the log. If nothing was ever committed to it, leaves it open for the next move."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
-            self.release_room()
+            self.release_unused_space()
 
     def close(self) -> None:
         """Closes the log for good: its files are truncated to what is committed."""
@@ -259,10 +259,10 @@ class LogWriter:
         current.allocated = current.log_end
 
 
-class TableFlush:
+class MemtableFlush:
     """Writes a table of the memtable through the hot writer, a slice at a time; store/checkpoint.py calls it."""
 
-    def __init__(self, writer: LogWriter, table: Table) -> None:
+    def __init__(self, writer: LogWriter, table: EntryTable) -> None:
         self._writer = writer
         self._table = table
         self._extents: list[index.Extent] = []

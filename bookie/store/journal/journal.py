@@ -84,7 +84,7 @@ COPIED_APART_BYTES = 4096
 """Average size of buffers above which they are copied into the arena one by one; smaller ones are joined first."""
 
 
-class Arenas:
+class BlockBuffers:
     """Page-aligned buffers in which blocks are assembled: `count` buffers of `size` bytes, used in turn. A block longer
     than the next buffer enlarges that buffer for good.
 
@@ -191,7 +191,8 @@ class Journal:
         self._next: BeginSegment | None = None  # for the task
         self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: Segment | None = None
-        self._arenas = Arenas(world.files, 2 * padded_size(block_bytes_max), DEPTH)  # a last entry may exceed the bound
+        # a last entry may exceed the bound
+        self._arenas = BlockBuffers(world.files, 2 * padded_size(block_bytes_max), DEPTH)
         self._closing = False
         self.histograms = {
             "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
@@ -212,7 +213,7 @@ class Journal:
         """Begins a new file after `previous`, the end of all that replay found to count."""
         segments = self._segments
         worker = self._workers[0]
-        await worker.run(segments.tidy)
+        await worker.run(segments.adopt_spares)
         self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
         self._task = asyncio.create_task(disk.run_or_die(self._files, "journal", self._run()), name="journal")
 

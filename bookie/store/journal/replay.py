@@ -39,7 +39,7 @@ from ...format.journal import (
     MAGIC,
     BlockHeader,
     BlockRecords,
-    Damaged,
+    DamagedFile,
     FileHeader,
     ForeignFile,
     decode_file_header,
@@ -139,7 +139,7 @@ class JournalReader:
                 return decode_file_header(data, MAGIC, self._uuid, number, path)
             except ForeignFile:
                 raise
-            except Damaged as error:
+            except DamagedFile as error:
                 reason = reason or error.reason
         self._damaged(path, 0, f"no block of this journal can be read: {reason}")
         return None
@@ -165,7 +165,7 @@ class JournalReader:
             self.end = JournalPosition(source.number, offset)
             offset = ALIGNMENT
             if source.header is not None:
-                self._blocks = _Blocks(disk.open_for_one_read(self._files, source.path), source.number, source.header.b)
+                self._blocks = _Blocks(disk.open_uncached(self._files, source.path), source.number, source.header.b)
                 if self._blocks.size < self.end.offset:
                     reason = f"the file ends here, and it was synced up to {self.end.offset}"
                     self._damaged(source.path, self._blocks.size, reason)

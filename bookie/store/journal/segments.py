@@ -107,7 +107,7 @@ class Segments:
         """The last fill or probe found no room."""
         self.counters = {"recycled": 0, "filled": 0}
 
-    def tidy(self) -> None:
+    def adopt_spares(self) -> None:
         """At a start: removes half-filled files of the last process and adopts its spares. Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
@@ -250,7 +250,7 @@ class Segments:
         try:
             file = self._files.open(path, write=False)
         except OSError as error:
-            disk.raise_unless_busy(error)
+            disk.raise_unless_no_descriptor(error)
             return False
         try:
             return self._segment_bytes <= file.size() <= 4 * self._segment_bytes

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import msgspec
 from sortedcontainers import SortedSet
 
-from ....proto.applied import Applied
+from ....proto.applied import AppliedPolicies
 from ....proto.entry import (
     Buffer,
     EntryHeader,
     MessageFields,
-    client_part,
     decode_batch,
+    encode_client_part,
     encode_entry,
     parse_header,
     split_broker_part,
@@ -83,7 +83,7 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
 NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
-def letter_policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
+def letter_policy_of(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
     """Returns the policy of a subscription. Each value is that of the subscription's properties, else of the topic, the
     namespace, or the broker. A property that does not parse counts as not set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
@@ -286,7 +286,7 @@ def _as_it_is(source: LetterOrigin, header: EntryHeader, payload: bytes, now_ms:
         metadata.ClearField(name)
     if uuid:
         metadata.uuid = uuid
-    return client_part(_addressed(source, -1, metadata, now_ms, source.reason), payload)
+    return encode_client_part(_addressed(source, -1, metadata, now_ms, source.reason), payload)
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:

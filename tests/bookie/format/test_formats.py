@@ -11,14 +11,21 @@ import pytest
 from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format.journal import (
     FILE_HEADER_BYTES,
-    Damaged,
+    DamagedFile,
     FileHeader,
     crc32c,
     decode_file_header,
     encode_file_header,
 )
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Quarantined, QuarantineEnd, Tombstone
-from magnetar.bookie.format.mark import Mark
+from magnetar.bookie.format.ledger_index import (
+    DrainedLog,
+    LedgerState,
+    LimboRow,
+    QuarantinedEntries,
+    QuarantineEnd,
+    Tombstone,
+)
+from magnetar.bookie.format.mark import CheckpointMark
 from magnetar.proto.checksum import JOINED_BYTES_MIN
 from magnetar.proto.errors import NewerFormat
 from magnetar.runtime.files import Buffer
@@ -54,14 +61,14 @@ def test_file_header_is_the_documented_one() -> None:
 
 def test_damaged_file_header_is_refused() -> None:
     for wrong in [*cuts(HEADER), *flips(HEADER)]:
-        with pytest.raises(Damaged, match=r"^f: damaged at offset 0"):
+        with pytest.raises(DamagedFile, match=r"^f: damaged at offset 0"):
             decode_file_header(wrong, b"MGN-MARK", UUID, 7, "f")
 
 
 def test_file_of_another_bookie_number_or_version_is_refused() -> None:
-    with pytest.raises(Damaged, match="belongs to bookie"):
+    with pytest.raises(DamagedFile, match="belongs to bookie"):
         decode_file_header(HEADER, b"MGN-MARK", b"\x22" * 16, 7, "f")
-    with pytest.raises(Damaged, match="number 7, its name says 8"):
+    with pytest.raises(DamagedFile, match="number 7, its name says 8"):
         decode_file_header(HEADER, b"MGN-MARK", UUID, 8, "f")
     newer = HEADER[:8] + b"\x00\x02" + HEADER[10:52]
     with pytest.raises(NewerFormat, match=r"mark of format version 2; .* upgrade"):
@@ -202,15 +209,15 @@ def test_damaged_index_is_noticed(change: Callable[[bytes], list[bytes]]) -> Non
 
 
 # ---------------------------------------------------------------------------------------- mark
-MARK = mark.encode_mark(Mark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
+MARK = mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
 
 
 def test_mark_is_the_documented_one() -> None:
     body = struct.pack(">11Q", 1, 4096, 0, 0, 0, 1, 64, 0, 0, 0, 0)
     assert encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body)) == MARK
     assert len(MARK) == mark.MARK_BYTES == 156
-    assert mark.decode_mark(MARK, UUID, "mark") == (Mark(1, 4096, 0, 0, 0, 1, 64), 9)
-    two = Mark(3, 8192, 5, 4200, 100, 2, 114, 6, 4300, 200, 6)
+    assert mark.decode_mark(MARK, UUID, "mark") == (CheckpointMark(1, 4096, 0, 0, 0, 1, 64), 9)
+    two = CheckpointMark(3, 8192, 5, 4200, 100, 2, 114, 6, 4300, 200, 6)
     assert mark.decode_mark(mark.encode_mark(two, UUID, 1), UUID, "mark") == (two, 1)
 
 
@@ -218,24 +225,24 @@ def test_mark_of_the_former_length_has_no_cold_log() -> None:
     body = struct.pack(">7Q", 1, 4096, 5, 4200, 100, 1, 64)
     former = encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body))
     assert len(former) == 124
-    assert mark.decode_mark(former, UUID, "mark") == (Mark(1, 4096, 5, 4200, 100, 1, 64, 0, 0, 0, 5), 9)
+    assert mark.decode_mark(former, UUID, "mark") == (CheckpointMark(1, 4096, 5, 4200, 100, 1, 64, 0, 0, 0, 5), 9)
     for wrong in [*cuts(former), *flips(former)]:
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFile):
             mark.decode_mark(wrong, UUID, "mark")
 
 
 def test_damaged_mark_is_refused() -> None:
     for wrong in [*cuts(MARK), MARK + b"x", *flips(MARK)]:
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFile):
             mark.decode_mark(wrong, UUID, "mark")
 
 
 # ---------------------------------------------------------------------------------------- ledger index
 STATES = [
     LedgerState(5, True, b"\x22" * 20, -1, 9),
-    Quarantined(5, 4, 4),
+    QuarantinedEntries(5, 4, 4),
     LimboRow(7, True),
-    Drained(3),
+    DrainedLog(3),
     Tombstone(6, 8),
     LedgerState(9, False, b"k" * 20, 3, 4),
     QuarantineEnd(9, 2, 3),
@@ -261,10 +268,10 @@ def test_ledger_index_record_is_the_documented_one() -> None:
 def test_damaged_ledger_index_says_where(at: int) -> None:
     start = FILE_HEADER_BYTES + at * 50
     for wrong in flips(LEDGERS[start : start + 50]):
-        with pytest.raises(Damaged, match=f"l: damaged at offset {start}"):
+        with pytest.raises(DamagedFile, match=f"l: damaged at offset {start}"):
             list(ledger_index.decode_all(LEDGERS[:start] + wrong + LEDGERS[start + 50 :], "l"))
     for size in range(1, 50):
-        with pytest.raises(Damaged, match=f"l: damaged at offset {start}"):
+        with pytest.raises(DamagedFile, match=f"l: damaged at offset {start}"):
             list(ledger_index.decode_all(LEDGERS[: start + size], "l"))
 
 
@@ -274,7 +281,7 @@ def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
     assert found == [STATES[0], None, *STATES[2:]]
     assert ledger_index.intact_record(LEDGERS, len(LEDGERS)) is None
     unknown = b"\x07" + LEDGERS[FILE_HEADER_BYTES + 5 : FILE_HEADER_BYTES + 50]
-    with pytest.raises(Damaged, match="unknown type"):
+    with pytest.raises(DamagedFile, match="unknown type"):
         list(ledger_index.decode_all(LEDGERS[:FILE_HEADER_BYTES] + u32(crc32c(unknown)) + unknown, "l"))
 
 
@@ -292,7 +299,7 @@ def test_cookie_is_the_documented_one() -> None:
 
 def test_damaged_cookie_is_refused() -> None:
     for wrong in [*cuts(COOKIE_BYTES), COOKIE_BYTES + b"x", *flips(COOKIE_BYTES)]:
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFile):
             cookie.decode(wrong, "c")
 
 

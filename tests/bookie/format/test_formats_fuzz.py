@@ -18,9 +18,16 @@ import pytest
 
 from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
 from magnetar.bookie.format import mark as note
-from magnetar.bookie.format.journal import Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Quarantined, QuarantineEnd, Tombstone
-from magnetar.bookie.format.mark import Mark
+from magnetar.bookie.format.journal import DamagedFile, FileHeader, crc32c, decode_file_header, encode_file_header
+from magnetar.bookie.format.ledger_index import (
+    DrainedLog,
+    LedgerState,
+    LimboRow,
+    QuarantinedEntries,
+    QuarantineEnd,
+    Tombstone,
+)
+from magnetar.bookie.format.mark import CheckpointMark
 from magnetar.ledger import adds_format as adds
 from magnetar.ledger import peer_format as peer
 from magnetar.ledger.peer_format import AnswerHead, Flags, Op, RequestHead, Status
@@ -128,8 +135,9 @@ def read_statuses(data: bytes) -> object:
 STORED = stored_entry(3, 4, b"hello")
 RECORD = log_record(STORED)
 STATES = (
-    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), QuarantineEnd(5, 1, 1), LimboRow(9, True),
-    Drained(3)
+    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), QuarantinedEntries(5, 1, 2), QuarantineEnd(5, 1, 1), LimboRow(9,
+    True),
+    DrainedLog(3)
 )  # fmt: skip
 LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))
 REQUEST = RequestHead(Op.ADD_MANY, Flags.NONE, 1, 3, 2, 0, KEY).encode()
@@ -137,7 +145,7 @@ HEAD_BYTES = len(REQUEST)
 ROWS = adds.encode_adds(
     [(stored_entry(1, 3, b"ab", 2)[:36], [b"ab"], 2), (stored_entry(1, 4, b"", 2)[:36], [], 0)],
 )
-FILE = (Damaged, NewerFormat)
+FILE = (DamagedFile, NewerFormat)
 
 FORMATS = {
     "file header": Format(
@@ -149,7 +157,7 @@ FORMATS = {
     "index group": Format(GROUP, read_group, (), seal_group),
     "index table": Format(TABLE, lambda data: index.intact_table(EXTENT, data), ()),
     "mark": Format(
-        mark.encode_mark(Mark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
+        mark.encode_mark(CheckpointMark(1, 4096, 0, 0, 0, 1, 64), UUID, 9),
         lambda data: mark.decode_mark(data, UUID, "mark"), FILE, lambda data: data[:64] + sealed_at(-4)(data[64:]),
     ),
     "ledger index": Format(LEDGERS, lambda data: list(ledger_index.decode_all(data, "l")), FILE),
@@ -157,7 +165,8 @@ FORMATS = {
         cookie.encode(cookie.Cookie("b", "i", ("h:/d",), 2)), lambda data: cookie.decode(data, "c"), FILE, sealed_at(-4)
     ),
     "note": Format(
-        note.encode(b"MGN-MARK", {"a": 1}), lambda data: note.decode(data, b"MGN-MARK", dict, "n"), FILE, sealed_at(-4)
+        note.encode_note(b"MGN-MARK", {"a": 1}), lambda data: note.decode_note(data, b"MGN-MARK", dict, "n"), FILE,
+        sealed_at(-4)
     ),
     "request head": Format(REQUEST, peer.decode_request, (ValueError,)),
     "answer head": Format(

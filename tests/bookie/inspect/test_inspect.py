@@ -15,7 +15,7 @@ from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
-from magnetar.bookie.inspect.picture import picture
+from magnetar.bookie.inspect.picture import render_html
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import ExtentPlace
@@ -55,12 +55,12 @@ def look(simulation: Simulation) -> Snapshot:
 def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
-    yield from ledgers.overview(found).damages
+    yield from ledgers.read_index_overview(found).damages
     yield from journals.missing_journals(found)
-    for number in journals.journals(found):
+    for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
-    for log in indexes.logs(found):
-        yield from indexes.log_extents(found, log)
+    for log in indexes.list_log_numbers(found):
+        yield from indexes.walk_log_extents(found, log)
         yield from logs.walk_log(found, log)
 
 
@@ -72,7 +72,7 @@ async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store,
     """A store of several logs, with fences and a deleted ledger; its last checkpoint left adds in the journal."""
     files = simulation.world(NODE).files
     store = await open_store(simulation)
-    disk.replace(files, DATA, "cookie", cookie_format.encode(Cookie(BOOKIE, "i", ("h:/d",))))
+    disk.replace_file(files, DATA, "cookie", cookie_format.encode(Cookie(BOOKIE, "i", ("h:/d",))))
     model = Model()
     await load(store, model, random.Random(7), 60)
     await store.delete([3])
@@ -94,10 +94,10 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
 
 def counted(found: Snapshot) -> tuple[int, int, int, int]:
     """(log records, extents, ledgers, journal records) that can be seen."""
-    seen = ledgers.overview(found)
+    seen = ledgers.read_index_overview(found)
     each = list(everything(found))
     return (
-        sum(isinstance(one, logs.Entry) for one in each),
+        sum(isinstance(one, logs.LoggedEntry) for one in each),
         sum(isinstance(one, ExtentPlace) for one in each),
         len(list(ledgers.walk_ledgers(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
@@ -105,7 +105,7 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
 
 
 def first_log(found: Snapshot) -> int:
-    return indexes.logs(found)[0]
+    return indexes.list_log_numbers(found)[0]
 
 
 def groups_of(found: Snapshot, log: int) -> Iterator[indexes.IndexGroup]:
@@ -124,7 +124,7 @@ def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
         _, model = await filled(simulation)
         found = look(simulation)
         for ledger in sorted({ledger for ledger, _ in model.acked}):
-            places = [each for each in entries.ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
+            places = [each for each in entries.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
             copies = [*entries.find_log_copies(found, places), *entries.find_journal_copies(found, ledger)]
             assert all(isinstance(copy, entries.EntryCopy) and copy.damage is None for copy in copies)
             present = {copy.entry for copy in copies if isinstance(copy, entries.EntryCopy)}
@@ -143,11 +143,11 @@ def test_a_log_read_record_by_record_holds_what_its_index_says() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        numbers = indexes.logs(found)
+        numbers = indexes.list_log_numbers(found)
         assert len(numbers) >= 1
         for log in numbers:
-            records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
-            indexed = [each.extent for each in indexes.log_extents(found, log) if isinstance(each, ExtentPlace)]
+            records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+            indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace)]
             assert len(records) == sum(extent.entries for extent in indexed) > 0
             for extent in indexed:
                 inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
@@ -162,7 +162,7 @@ def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
         store, model = await filled(simulation, closed=False)
         await store.checkpoint()
         found = look(simulation)
-        seen = ledgers.overview(found)
+        seen = ledgers.read_index_overview(found)
         states = {state.ledger: state for state in ledgers.walk_ledgers(found, seen)}
         assert list(states) == sorted(states) == sorted(seen.ledgers)
         assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
@@ -183,7 +183,7 @@ def test_ledgers_are_shown_in_order_whatever_the_window(monkeypatch: pytest.Monk
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        seen = ledgers.overview(found)
+        seen = ledgers.read_index_overview(found)
         whole = list(ledgers.walk_ledgers(found, seen))
         monkeypatch.setattr(ledgers, "WINDOW", 2)
         assert list(ledgers.walk_ledgers(found, seen)) == whole
@@ -197,7 +197,7 @@ def test_the_journal_is_read_record_by_record() -> None:
         store, _model = await filled(simulation, closed=False)
         found = look(simulation)
         blocks = [
-            each for number in journals.journals(found) for each in journals.walk_journal(found, number)
+            each for number in journals.list_journal_numbers(found) for each in journals.walk_journal(found, number)
             if isinstance(each, journals.Block)
         ]  # fmt: skip
         kinds = [record.type for block in blocks for record in block.records]
@@ -241,11 +241,11 @@ def test_a_walk_may_begin_in_the_middle() -> None:
         await filled(simulation)
         found = look(simulation)
         log = first_log(found)
-        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
         assert records[0].offset == DATA_OFFSET
         middle = records[5].offset
-        assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.Entry)] == records[5:]
-        number = journals.journals(found)[-1]
+        assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[5:]
+        number = journals.list_journal_numbers(found)[-1]
         blocks = blocks_of(found, number)
         behind = [
             each for each in journals.walk_journal(found, number, blocks[-1].offset) if isinstance(each, journals.Block)
@@ -259,7 +259,7 @@ def test_heads_are_read_in_pieces_of_any_size() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        for log in indexes.logs(found):
+        for log in indexes.list_log_numbers(found):
             opened = indexes.open_index(found, log)
             assert isinstance(opened, indexes.IndexFile)
             for group in groups_of(found, log):
@@ -275,7 +275,9 @@ def test_the_summary_adds_up() -> None:
         found = look(simulation)
         short = summary.summarize_store(found)
         for log in short.logs:
-            extents = [each.extent for each in indexes.log_extents(found, log.log) if isinstance(each, ExtentPlace)]
+            extents = [
+                each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentPlace)
+            ]
             assert log.data_bytes == sum(extent.length for extent in extents)
             assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
             assert log.entries == sum(extent.entries for extent in extents)
@@ -295,7 +297,7 @@ def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -
         found = look(simulation)
         found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
         short = summary.summarize_store(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
-        page = picture(found, short)
+        page = render_html(found, short)
         root = ET.fromstring(page)
         assert "<b onload" not in page
         assert not {"src", "href", "srcset"} & {name for each in root.iter() for name in each.attrib}

@@ -38,7 +38,7 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
         found = look(simulation)
         before = counted(found)
         log = first_log(found)
-        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
         hit = records[len(records) // 2]
         for at in (0, 2, 5, 9, 17, hit.bytes - 1):  # length, checksum, ledger, entry, payload
             flip(simulation, logs.log_path(found, log), hit.offset + at)
@@ -46,7 +46,7 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
             assert damage[:2] == (logs.log_path(found, log), hit.offset)
             assert counted(look(simulation)) == (before[0] - 1, *before[1:])
             places = [
-                each for each in entries.ledger_extents(found, hit.ledger)
+                each for each in entries.walk_ledger_extents(found, hit.ledger)
                 if isinstance(each, ExtentPlace)
                 and each.log == log
                 and each.extent.first <= hit.entry <= each.extent.last
@@ -64,7 +64,7 @@ def test_a_damaged_group_of_an_index_is_passed_over() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        log = max(indexes.logs(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
+        log = max(indexes.list_log_numbers(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
         groups = list(groups_of(found, log))
         assert len(groups) > 2
         path = indexes.index_path(found, log)
@@ -86,7 +86,7 @@ def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
         await filled(simulation)
         found = look(simulation)
         log = first_log(found)
-        place = next(each for each in indexes.log_extents(found, log) if isinstance(each, ExtentPlace))
+        place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace))
         flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
         (damage,) = entries.find_log_copies(look(simulation), [place])
         assert isinstance(damage, Damage)
@@ -99,7 +99,7 @@ def test_a_damaged_record_of_the_ledger_index_is_passed_over() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        path = ledgers.overview(found).path
+        path = ledgers.read_index_overview(found).path
         offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
         flip(simulation, path, offset + 20)
         (damage,) = damages(look(simulation))
@@ -114,7 +114,7 @@ def test_damage_in_a_journal_is_passed_over_and_a_torn_tail_is_none() -> None:
         store, _ = await filled(simulation, closed=False)
         await store.close()
         found = look(simulation)
-        number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
+        number = max(journals.list_journal_numbers(found), key=lambda each: len(blocks_of(found, each)))
         blocks = blocks_of(found, number)
         path = join_path(DATA, "journal", f"{number:016d}.jnl")
         assert len(blocks) > 3
@@ -159,7 +159,7 @@ def test_missing_and_short_files_are_damage() -> None:
         files = simulation.world(NODE).files
         found = look(simulation)
         log, path = first_log(found), logs.log_path(found, first_log(found))
-        last = [each for each in logs.walk_log(found, log) if isinstance(each, logs.Entry)][-1]
+        last = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)][-1]
         file = files.open(path)
         file.truncate(last.offset + 10)
         file.close()
@@ -187,8 +187,8 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
             simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
         assert not [each for each in walked if isinstance(each, Damage)]
         assert list(logs.walk_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
-        assert list(indexes.log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
-        assert isinstance(summary.summarize_log(found, log, ledgers.overview(found).facts), RemovedFile)
+        assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
+        assert isinstance(summary.summarize_log(found, log, ledgers.read_index_overview(found).facts), RemovedFile)
         assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
     simulate(main)
@@ -223,7 +223,7 @@ def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> No
         store.descriptors.mark_drained(log)
         await store.checkpoint()
         assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
-        assert isinstance(summary.summarize_log(before, log, ledgers.overview(before).facts), RemovedFile)
+        assert isinstance(summary.summarize_log(before, log, ledgers.read_index_overview(before).facts), RemovedFile)
         newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
         files.open(join_path(DATA, "entries", newer), create=True).close()
         assert damages(look(simulation)) == [], "one that is being created"
@@ -280,13 +280,13 @@ def test_sectors_that_cannot_be_read_are_damage_and_what_lies_behind_is_found() 
         await filled(simulation)
         whole = look(simulation)
         log = first_log(whole)
-        records = [each for each in logs.walk_log(whole, log) if isinstance(each, logs.Entry)]
+        records = [each for each in logs.walk_log(whole, log) if isinstance(each, logs.LoggedEntry)]
         path = logs.log_path(whole, log)
         first, last = 3 * 4096, 4 * 4096 - 1
         touched = [each for each in records if each.offset <= last and each.offset + each.bytes > first]
         files = BadSectors(simulation.world(NODE).files, path, first, last)
         hurt = snapshot.take_snapshot(files, DATA)  # type: ignore[arg-type]
-        found = [each for each in logs.walk_log(hurt, log) if isinstance(each, logs.Entry)]
+        found = [each for each in logs.walk_log(hurt, log) if isinstance(each, logs.LoggedEntry)]
         assert found == [each for each in records if each not in touched]
         assert 0 < len(touched) < len(records) - 2
         assert damages(hurt)[0][:2] == (path, touched[0].offset)
@@ -302,8 +302,8 @@ def test_the_reasons_of_limbo_are_shown() -> None:
         await filled(simulation)
         files = simulation.world(NODE).files
         assert look(simulation).reasons == ()
-        data = note.encode(losses.MAGIC, losses.Note(("a log is gone",)))
-        disk.replace(files, DATA, losses.LIMBO, data)
+        data = note.encode_note(losses.MAGIC, losses.DataLossNote(("a log is gone",)))
+        disk.replace_file(files, DATA, losses.LIMBO, data)
         assert look(simulation).reasons == ("a log is gone",)
         flip(simulation, join_path(DATA, losses.LIMBO), 20)
         (damage,) = damages(look(simulation))
@@ -335,7 +335,7 @@ def test_a_block_that_stands_where_it_was_not_written_does_not_count() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
+        number = max(journals.list_journal_numbers(found), key=lambda each: len(blocks_of(found, each)))
         blocks = blocks_of(found, number)
         file = simulation.world(NODE).files.open(join_path(DATA, "journal", f"{number:016d}.jnl"))
         first = blocks[0]

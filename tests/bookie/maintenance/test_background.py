@@ -49,7 +49,7 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(upkeep_interval_s=1.0)
         if fault == "newer record":
-            path = paths.damaged(7, bookie.id)
+            path = paths.damaged_copies_of_bookie(7, bookie.id)
             record = DamagedEntriesRecord(ledger_id=7, bookie=bookie.id, ranges=())
             await cluster.metadata.put(path, newer(record, path))
             bookie.store.descriptors.quarantine(7, 1, 2)

@@ -14,9 +14,9 @@ from magnetar.bookie.maintenance.copies_core import (
     Wait,
     copies_to_ask,
     damaged_in_last_fragment,
-    decide,
+    decide_next_step,
     final_fragments,
-    gaps,
+    find_copy_gaps,
     gone_bookies,
     missing_runs,
     runs,
@@ -81,7 +81,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
     look, known = drawn
     record = look.record
     assert record is not None
-    found = {(gap.first, gap.slot): gap for gap in gaps(record, look.gone, look.held)}
+    found = {(gap.first, gap.slot): gap for gap in find_copy_gaps(record, look.gone, look.held)}
     for final in final_fragments(record):
         for slot, bookie in enumerate(final.bookies):
             striping = striping_of(record)
@@ -106,7 +106,7 @@ def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
     look, _ = drawn
     record = look.record
     assert record is not None
-    step = decide(look, tried, 30.0)
+    step = decide_next_step(look, tried, 30.0)
     if isinstance(step, Fill) and record.state != CLOSED:
         assert all(gap.last < record.fragments[-1].first_entry for gap in step.gaps)
     if isinstance(step, Recover):
@@ -115,7 +115,7 @@ def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
         missing = set(record.fragments[-1].bookies) & look.gone
         assert missing or record.state == IN_RECOVERY
     if isinstance(step, Unmark):
-        assert not gaps(record, look.gone, look.held)
+        assert not find_copy_gaps(record, look.gone, look.held)
         silent = {bookie for (_, bookie), answer in look.held.items() if answer is None}
         assert not silent & look.marked, "nobody's silence is taken for wholeness"
         assert record.state == CLOSED or not set(record.fragments[-1].bookies) & look.gone
@@ -150,13 +150,14 @@ def everything(record: LedgerRecord, gone: frozenset[str] = frozenset()) -> dict
 def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_grace() -> None:
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
-    within = decide(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
+    within = decide_next_step(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
     assert isinstance(within, Wait)
     assert within.why is StuckReason.OPEN
-    assert decide(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+    assert decide_next_step(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
     earlier = frozenset("b")
     assert isinstance(
-        decide(LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill
+        decide_next_step(LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0),
+        Fill,
     )
 
 
@@ -169,7 +170,9 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
     def after(entry: int, seconds: float) -> object:
         report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
         damaged = damaged_in_last_fragment(record, {bookie: report})
-        return decide(LedgerCopies(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
+        return decide_next_step(
+            LedgerCopies(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0
+        )
 
     within = after(last.first_entry, 29.0)
     assert isinstance(within, Wait)
@@ -181,11 +184,11 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
-    assert isinstance(decide(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
-    step = decide(LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
+    assert isinstance(decide_next_step(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
+    step = decide_next_step(LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
     assert isinstance(step, Wait)
     assert step.why is StuckReason.UNREACHABLE
-    assert isinstance(decide(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
+    assert isinstance(decide_next_step(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:

@@ -39,7 +39,7 @@ def damage(deployment: Deployment) -> None:
 
 
 async def damaged(deployment: Deployment, ledger: int) -> DamagedEntriesRecord | None:
-    found = await get_record(deployment.metadata, paths.damaged(ledger, deployment.bookies["b1"].id),
+    found = await get_record(deployment.metadata, paths.damaged_copies_of_bookie(ledger, deployment.bookies["b1"].id),
         DamagedEntriesRecord)
     return None if found is None else found[0]
 
@@ -128,7 +128,12 @@ def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quaranti
         await asyncio.sleep(200)
         assert (await deployment.record(ledger)).state == OPEN
         assert bookie.store.descriptors.quarantined() == []
-        assert await get_record(deployment.metadata, paths.damaged(ledger, bookie.id), DamagedEntriesRecord) is None
+        assert (
+            await get_record(
+                deployment.metadata, paths.damaged_copies_of_bookie(ledger, bookie.id), DamagedEntriesRecord
+            )
+            is None
+        )
         await client.close()
 
     with_deployment(main)

@@ -39,7 +39,7 @@ async def with_logs(cluster: Cluster, ledgers: int = 4) -> tuple[Bookie, PeerCal
 
 
 async def collect(cluster: Cluster, bookie: Bookie) -> None:
-    await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+    await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
     await asyncio.sleep(1)
 
 
@@ -163,11 +163,11 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
 
         metadata.children = fail  # type: ignore[method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+            await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
         metadata.children = original[0]  # type: ignore[method-assign]
         metadata.get = fail  # type: ignore[assignment, method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+            await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
         metadata.get = original[1]  # type: ignore[method-assign]
         cluster_record = await metadata.get(paths.CLUSTER)
         assert cluster_record is not None
@@ -177,7 +177,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
             else:
                 await metadata.put(paths.CLUSTER, other)
             with pytest.raises(ValueError, match="nothing is deleted"):
-                await cluster.simulation.spawn(NODE, bookie.collector.run_pass(minor=False))
+                await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(minor=False))
         assert len(logs(cluster)) == 4
         assert (await caller.read(1, 0))[0].status is Status.OK
         await metadata.put(paths.CLUSTER, cluster_record.value)
@@ -215,7 +215,7 @@ async def with_ledgers(cluster: Cluster, ledgers: int, **settings: object) -> tu
 
 
 async def run(cluster: Cluster, bookie: Bookie, **options: bool) -> GarbageResult:
-    found = await cluster.simulation.spawn(NODE, bookie.collector.run_pass(**options))
+    found = await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(**options))
     await asyncio.sleep(1)
     return found
 
@@ -276,7 +276,7 @@ class SteppingClock:
 def test_a_step_of_one_clock_does_not_shorten_the_grace(monotonic: float, wall: float, deleted: bool) -> None:
     async def main(cluster: Cluster) -> None:
         bookie, _ = await with_ledgers(cluster, 2, gc_grace_s=600.0)
-        clock = bookie.collector._clock = SteppingClock()
+        clock = bookie.garbage_collector._clock = SteppingClock()
         await delete(cluster, range(1, 2))
         assert (await run(cluster, bookie)).suspected == 1
         clock.seconds += monotonic
@@ -296,10 +296,10 @@ def test_one_run_at_a_time_and_each_says_how_far_it_is() -> None:
         await delete(cluster, range(1, 3))
         await run(cluster, bookie)
         said: list[GarbageProgress] = []
-        first = cluster.simulation.spawn(NODE, bookie.collector.run_pass(on_progress=said.append))
+        first = cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(on_progress=said.append))
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await cluster.simulation.spawn(NODE, bookie.collector.run_pass())
+            await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass())
         assert (await first).logs_deleted == [1, 2]
         assert [progress.phase for progress in said] == ["metadata", "plan", "delete", "delete", "done"]
         assert said[-1].logs_done == said[-1].logs == 2
@@ -338,7 +338,7 @@ def test_major_compaction_waits_while_the_disk_is_tight_and_each_pass_compacts_w
         async def note(*, minor: bool, major: bool, roll: bool) -> None:
             ran.append((minor, major, roll))
 
-        bookie.collector.run_pass = note  # type: ignore[method-assign, assignment]
+        bookie.garbage_collector.run_pass = note  # type: ignore[method-assign, assignment]
         bookie.disk_monitor.state = DiskState.TIGHT
         await asyncio.sleep(2 * 3600)
         assert {(major, roll) for _, major, roll in ran} == {(False, False)}
@@ -364,12 +364,12 @@ def test_the_disk_comes_back_though_each_of_500_ledgers_keeps_an_entry_in_it() -
                 await caller.add(deleted[ledger % 20], 3 * ledger + each, bytes(8 << 10))
             assert (await caller.add(ledger, 0, payload(ledger, 0, 1024))).status is Status.OK
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        before = await cluster.simulation.spawn(NODE, bookie.collector.plan())
+        before = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan())
         assert sum(plan.facts.bytes for plan in before) > 12 << 20
         await delete(cluster, deleted)
         await run(cluster, bookie, major=True, roll=True)
         assert len((await run(cluster, bookie, major=True, roll=True)).ledgers_deleted) == 20
-        plans = await cluster.simulation.spawn(NODE, bookie.collector.plan())
+        plans = await cluster.simulation.spawn(NODE, bookie.garbage_collector.plan())
         live = 500 * 1024
         assert sum(plan.facts.live_bytes for plan in plans) == 500 * (1024 + 36 + 8)
         assert sum(plan.facts.bytes for plan in plans) <= 1.3 * live

@@ -12,7 +12,7 @@ from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
-from magnetar.metadata.store import Delete, Put, ledgers_in
+from magnetar.metadata.store import Delete, Put, parse_ledger_ids
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
 from tests.bookie.stores import NODE, payload
@@ -69,17 +69,17 @@ def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_unti
             other = path(paths.ledger(ledger))
             moved = [] if other is None else [Put(other, node.value)]
             await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
-        unexplained = set(gone) - set(ledgers_in(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
+        unexplained = set(gone) - set(parse_ledger_ids(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
         with caplog.at_level(logging.ERROR):
             await asyncio.sleep(90_000)
-        assert bookie.collector.refused is GarbageRefusal.UNEXPLAINED
+        assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
         assert (bookie.statistics()["gc_refused"], bookie.statistics()["gc_unexplained"]) == (1, len(unexplained))
         assert sum("keeps" in record.message for record in caplog.records) == 1, "told once, while it stays as it is"
         for ledger in range(1, 13):
             assert (await caller.read(ledger, 0))[0].status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.collector.run_pass(force=True))
+        await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
         await asyncio.sleep(130)
-        deleted = await cluster.simulation.spawn(NODE, bookie.collector.run_pass(force=True))
+        deleted = await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
         assert set(deleted.ledgers_deleted) == unexplained
         assert bookie.statistics()["gc_unexplained"] == 0
 
@@ -103,7 +103,7 @@ def test_a_damaged_record_of_deletions_deletes_nothing(damage: int) -> None:
     async def main(cluster: Cluster) -> None:
         _, caller = await with_ledgers(cluster, 5, **INTERVALS)
         await delete(cluster, range(2, 3))
-        page = paths.deleted(0)
+        page = paths.deleted_ledgers(0)
         node = await cluster.metadata.get(page)
         assert node is not None
         if damage:
@@ -132,7 +132,7 @@ def test_nothing_is_deleted_once_the_metadata_went_back() -> None:
         await delete(cluster, range(5, 6))
         assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
         await asyncio.sleep(1000)
-        assert bookie.collector.refused is GarbageRefusal.WENT_BACK
+        assert bookie.garbage_collector.refused is GarbageRefusal.WENT_BACK
         assert (await caller.read(5, 0))[0].status is Status.OK
         bookie = await cluster.restart()
         await asyncio.sleep(1000)

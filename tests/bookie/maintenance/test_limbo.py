@@ -214,7 +214,7 @@ def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> N
         record, status = await a_fence_is_forgotten(deployment)
         assert status is Status.FENCED
         await asyncio.sleep(3 * PAUSE_S)
-        assert deployment.bookies["b1"].limbo_exit.limbo_upto == -1
+        assert deployment.bookies["b1"].limbo_restorer.limbo_upto == -1
         for _ in range(2):
             assert await add_by_hand(deployment, record, 1, "b1") == [Status.FENCED]
             await deployment.stop("b1")
@@ -262,7 +262,7 @@ def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: s
         with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
             await append_for_ever(open_)
         await asyncio.sleep(2 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto == -1, bookie.limbo_exit.blocked
+        assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
         assert bookie.why_not_ready() == []
         assert not (await deployment.registration("b1")).limbo
         assert bookie.store.limbo_losses == []
@@ -277,7 +277,7 @@ def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: s
         assert bookie.statistics()["limbo_restored_entries"] > 0
         await deployment.stop("b1")
         bookie = await deployment.start("b1")
-        assert bookie.limbo_exit.limbo_upto == -1
+        assert bookie.limbo_restorer.limbo_upto == -1
         answer, _ = await deployment.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
         assert answer.status is Status.OK
         await client.close()
@@ -299,11 +299,11 @@ def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_
             await deployment.start(name)
         await asyncio.sleep(1.0)
         new = await client.create()
-        assert new.ledger_id > deployment.bookies["b1"].limbo_exit.limbo_upto >= first.ledger_id
+        assert new.ledger_id > deployment.bookies["b1"].limbo_restorer.limbo_upto >= first.ledger_id
         for i in range(10):
             await new.append(b"%d" % i)
         await new.close()
-        assert deployment.bookies["b1"].limbo_exit.limbo_upto >= 0
+        assert deployment.bookies["b1"].limbo_restorer.limbo_upto >= 0
         await client.close()
 
     with_deployment(main)
@@ -333,19 +333,19 @@ def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: 
         holder, ledger = await a_single_copy(deployment)
         bookie = deployment.bookies[holder]
         await asyncio.sleep(10 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto >= ledger
-        assert list(bookie.limbo_exit.blocked) == [ledger]
+        assert bookie.limbo_restorer.limbo_upto >= ledger
+        assert list(bookie.limbo_restorer.blocked) == [ledger]
         passes = bookie.statistics()["limbo_passes"]
         assert passes >= 3
         told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
         assert len(told) == passes
         assert bookie.store.limbo_losses
-        assert list(await deployment.simulation.spawn(holder, bookie.limbo_exit.accept_loss())) == [ledger]
-        assert bookie.limbo_exit.limbo_upto == -1
+        assert list(await deployment.simulation.spawn(holder, bookie.limbo_restorer.accept_loss())) == [ledger]
+        assert bookie.limbo_restorer.limbo_upto == -1
         assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
         assert await recovered_end(deployment, ledger) == 4
         with pytest.raises(InvalidRequest, match="not in limbo"):
-            await bookie.limbo_exit.accept_loss()
+            await bookie.limbo_restorer.accept_loss()
 
     with_deployment(main)
 
@@ -355,8 +355,8 @@ def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere() -> Non
         holder, ledger = await a_single_copy(deployment, closed=True)
         bookie = deployment.bookies[holder]
         await asyncio.sleep(3 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto >= ledger
-        assert list(bookie.limbo_exit.blocked) == [ledger]
+        assert bookie.limbo_restorer.limbo_upto >= ledger
+        assert list(bookie.limbo_restorer.blocked) == [ledger]
         key = (await deployment.record(ledger)).key
         for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
             assert (await deployment.caller(holder).read(ledger, entry, key=key))[0].status is status
@@ -378,11 +378,11 @@ def test_limbo_lasts_until_the_end_of_it_is_durable() -> None:
         disk = deployment.simulation.node("b1").disk
         disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
         await asyncio.sleep(5 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto >= writer.ledger_id
+        assert bookie.limbo_restorer.limbo_upto >= writer.ledger_id
         assert (await deployment.registration("b1")).limbo
         disk.faults.clear()
         await asyncio.sleep(5 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto == -1
+        assert bookie.limbo_restorer.limbo_upto == -1
         assert not (await deployment.registration("b1")).limbo
 
     with_deployment(main)
@@ -412,7 +412,7 @@ def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
         deployment.simulation.node("b1").disk.disarm()
         bookie = await deployment.start("b1")
         await asyncio.sleep(3 * PAUSE_S)
-        assert bookie.limbo_exit.limbo_upto == -1, bookie.limbo_exit.blocked
+        assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
         for writer in writers:
             for entry in range(30):
                 answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)

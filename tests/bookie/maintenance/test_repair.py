@@ -527,7 +527,7 @@ def test_damaged_entries_are_mended_at_the_bookie_that_has_them() -> None:
         store = deployment.bookies[deployment.node_of(owner)].store
         await store.checkpoint()
         store.descriptors.quarantine(ledger, 2, 5)
-        path = paths.damaged(ledger, owner)
+        path = paths.damaged_copies_of_bookie(ledger, owner)
 
         async def reported(wanted: bool) -> bool:
             return (await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None) is wanted
@@ -552,7 +552,7 @@ def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(d
     async def main(deployment: Deployment) -> None:
         writer = await deployment.a_ledger(10)
         ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
-        path = paths.damaged(ledger, owner)
+        path = paths.damaged_copies_of_bookie(ledger, owner)
         await put_record(
             deployment.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), ABSENT
         )
@@ -575,12 +575,12 @@ def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(d
 
 # ------------------------------------------------------------------------------------------ workers
 def test_two_workers_at_the_same_ledger_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = marks.claim
+    original = marks.claim_node
 
     async def everybody(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
         return isinstance(record, RepairLockRecord) or await original(store, path, record)
 
-    monkeypatch.setattr(marks, "claim", everybody)
+    monkeypatch.setattr(marks, "claim_node", everybody)
 
     async def main(deployment: Deployment) -> None:
         ledger, gone = await one_is_killed(deployment)
@@ -623,7 +623,7 @@ def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
 def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
     async def main(deployment: Deployment) -> None:
         other = RepairLockRecord(worker="somebody", token="else")
-        assert await marks.claim(deployment.metadata, paths.repair_lock(1), other)
+        assert await marks.claim_node(deployment.metadata, paths.repair_lock(1), other)
         ledger, gone = await one_is_killed(deployment)
         assert ledger == 1
         await deployment.until_marked(ledger)
@@ -684,8 +684,10 @@ def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest
     collected: list[int] = []
 
     async def main(deployment: Deployment) -> None:
-        async def collect_first(self: worker.RepairWorker, record: LedgerRecord, gap: copies.Gap, target: str) -> None:
-            collector = deployment.bookies[deployment.node_of(target)].collector
+        async def collect_first(
+            self: worker.RepairWorker, record: LedgerRecord, gap: copies.CopyGap, target: str
+        ) -> None:
+            collector = deployment.bookies[deployment.node_of(target)].garbage_collector
             for _ in range(2):
                 collected.extend((await collector.run_pass(force=True, major=True, roll=True)).ledgers_deleted)
                 await asyncio.sleep(1.0)
@@ -771,7 +773,7 @@ def newer(record: Record, path: str) -> bytes:
 
 NOBODY = "11111111-1111-4111-8111-111111111111"
 NEWER = {
-    paths.damaged(77, NOBODY): DamagedEntriesRecord(ledger_id=77, bookie=NOBODY, ranges=((0, 1),)),
+    paths.damaged_copies_of_bookie(77, NOBODY): DamagedEntriesRecord(ledger_id=77, bookie=NOBODY, ranges=((0, 1),)),
     paths.departing(NOBODY): DepartingRecord(bookie=NOBODY),
     paths.under_replicated(78): UnderReplicatedRecord(ledger_id=78, bookies={NOBODY: "lost"}),
     paths.ledger(79): CounterRecord(next=1),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.bookie.format import mark as note
-from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, CompactionSchedule, Times
+from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, CompactionSchedule, LastCompactionTimes
 from magnetar.bookie.store import disk
 from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.world import Simulation
@@ -104,10 +104,10 @@ def test_a_damaged_note_costs_an_interval_and_no_more(damage: str) -> None:
         if damage == "flipped":
             node.disk.flip_bit(path, size // 2)
         elif damage == "newer":
-            data = bytearray(note.encode(MAGIC, Times(0, 0)))
+            data = bytearray(note.encode_note(MAGIC, LastCompactionTimes(0, 0)))
             data[9] = 2
             data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
-            disk.replace(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
+            disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
         else:
             node.disk.cut(path, 0 if damage == "empty" else size - 1)
         schedule = await life.start()
@@ -141,7 +141,7 @@ def test_a_bookie_restarted_every_day_compacts_its_logs() -> None:
             async def run(*, minor: bool, major: bool, roll: bool) -> None:
                 ran.append(major)
 
-            bookie.collector.run_pass = run  # type: ignore[method-assign, assignment]
+            bookie.garbage_collector.run_pass = run  # type: ignore[method-assign, assignment]
             await asyncio.sleep(20 * HOUR)
             cluster.simulation.crash(NODE, power_loss=True)
         assert ran.count(True) == 3

@@ -42,7 +42,7 @@ async def a_bookie(cluster: Cluster, entries: int = 20, ledgers: tuple[int, ...]
 
 
 async def reported(cluster: Cluster, bookie: Bookie, ledger: int) -> tuple[tuple[int, int], ...] | None:
-    path = paths.damaged(ledger, bookie.id)
+    path = paths.damaged_copies_of_bookie(ledger, bookie.id)
     found = await get_record(cluster.metadata, path, DamagedEntriesRecord)
     return None if found is None else found[0].ranges
 
@@ -193,7 +193,9 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
         for entry in range(many):
             store.descriptors.quarantine(7, 2 * entry, 2 * entry)
         wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
-        await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide, paths.damaged(1, bookie.id)))
+        await cluster.metadata.put(
+            paths.damaged_copies_of_bookie(1, bookie.id), encode(wide, paths.damaged_copies_of_bookie(1, bookie.id))
+        )
         reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
         began = time.monotonic()
         await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))

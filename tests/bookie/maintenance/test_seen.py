@@ -13,7 +13,14 @@ import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
-from magnetar.bookie.maintenance.seen import MetadataMemory, PresentFacts, Seen, TrustVerdict, judge, next_seen
+from magnetar.bookie.maintenance.seen import (
+    PresentFacts,
+    RollbackGuard,
+    SeenMetadata,
+    TrustVerdict,
+    judge_metadata,
+    next_seen,
+)
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
 from magnetar.ledger.peer_format import Status
@@ -37,7 +44,7 @@ def spans(*revisions: int, restored: int = 0) -> tuple[Incarnation, ...]:
     )
 
 
-KNOWN = Seen(number=2, token="t2", revision=50, ledger=9)
+KNOWN = SeenMetadata(number=2, token="t2", revision=50, ledger=9)
 FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 
 
@@ -63,22 +70,24 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
     ],
 )
 def test_what_is_older_than_what_was_seen_is_recognised(shown: PresentFacts, verdict: TrustVerdict) -> None:
-    assert judge(KNOWN, shown) is verdict
+    assert judge_metadata(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = PresentFacts(spans(0, 10, 20, restored=3), 25, 5)
-    assert judge(KNOWN, restored) is TrustVerdict.RESTORED
+    assert judge_metadata(KNOWN, restored) is TrustVerdict.RESTORED
     seen = next_seen(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
-    assert judge(seen, PresentFacts(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
-    assert judge(seen, PresentFacts(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
+    assert judge_metadata(seen, PresentFacts(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
+    assert judge_metadata(seen, PresentFacts(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
     assert (
-        judge(Seen(), PresentFacts((), 0, None)) is judge(Seen(), PresentFacts(spans(5), 7, 3)) is TrustVerdict.CURRENT
+        judge_metadata(SeenMetadata(), PresentFacts((), 0, None))
+        is judge_metadata(SeenMetadata(), PresentFacts(spans(5), 7, 3))
+        is TrustVerdict.CURRENT
     )
 
 
@@ -162,10 +171,10 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         bookie.store.descriptors.leave_limbo()
         bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
         for _ in range(3):
-            done = await bookie.collector.run_pass(minor=False)
+            done = await bookie.garbage_collector.run_pass(minor=False)
             assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.UNEXPLAINED)
         for force in (True, True):
-            done = await bookie.collector.run_pass(force=force, minor=False)
+            done = await bookie.garbage_collector.run_pass(force=force, minor=False)
             await asyncio.sleep(0.01)
         assert done.ledgers_deleted == list(lost), "by hand it is given up"
     finally:
@@ -211,8 +220,8 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
     deployment = Deployment(tmp_path)
     await deployment.open()
     (tmp_path / "bookie").mkdir()
-    memory = MetadataMemory(deployment.world, str(tmp_path / "bookie"))
-    await memory.check_trust(deployment.metadata)
+    memory = RollbackGuard(deployment.world, str(tmp_path / "bookie"))
+    await memory.check_not_older(deployment.metadata)
     await allocate_ids(deployment.metadata, 5)  # news: it is kept at once
 
     class Reconnecting:
@@ -237,8 +246,8 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
             return await deployment.metadata.revision()
 
     try:
-        await memory.check_trust(cast("MetadataStore", Reconnecting()))
-        await memory.check_trust(deployment.metadata)
+        await memory.check_not_older(cast("MetadataStore", Reconnecting()))
+        await memory.check_not_older(deployment.metadata)
     finally:
         await memory.close()
         await deployment.tree.close()

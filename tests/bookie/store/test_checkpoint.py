@@ -174,7 +174,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
 ) -> None:
     """In each step of the flush adds come: first fewer bytes than it takes, then more."""
     at_once: list[int] = []
-    next_slices = writer.TableFlush.next_slices
+    next_slices = writer.MemtableFlush.next_slices
 
     async def main(simulation: Simulation) -> None:
         big = 1 << 20
@@ -182,7 +182,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
         store = await open_store(simulation, config)
         await simulation.spawn(NODE, fill(store, 1, range(300)))
 
-        def come(flush: writer.TableFlush, count: int) -> list[list[bytes]]:
+        def come(flush: writer.MemtableFlush, count: int) -> list[list[bytes]]:
             at_once.append(count)
             size = 1000 if len(at_once) < 10 else big // 3
             store.memtable.active.size_bytes += size  # as adds of many clients do
@@ -190,7 +190,7 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
 
         monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
         monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
-        monkeypatch.setattr(writer.TableFlush, "next_slices", come)
+        monkeypatch.setattr(writer.MemtableFlush, "next_slices", come)
         await simulation.spawn(NODE, store.checkpoint())
         for entry in (0, 150, 299):
             assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK

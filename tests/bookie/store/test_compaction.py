@@ -12,16 +12,16 @@ import pytest
 from msgspec.structs import replace
 from pyroaring import BitMap64
 
-from magnetar.bookie.format.ledger_index import Quarantined
+from magnetar.bookie.format.ledger_index import QuarantinedEntries
 from magnetar.bookie.store.entrylog.mover import (
-    Action,
     ActionReason,
+    CompactionAction,
     CompactionPolicy,
     LiveLedger,
     LogFacts,
     LogState,
-    decide,
     group_moves,
+    plan_logs,
 )
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
@@ -52,28 +52,28 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
         facts(7, 100_000, 0, readable=False),
         facts(8, 0, 0),
     ]
-    minor = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=False)]
+    minor = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=False)]
     assert minor == [
-        (Action.DELETE, ActionReason.DEAD),
-        (Action.COMPACT, ActionReason.SPARSE),
-        (Action.KEEP, ActionReason.WAITS),
-        (Action.KEEP, ActionReason.LIVE),
-        (Action.KEEP, ActionReason.OPEN),
-        (Action.KEEP, ActionReason.OPEN),
-        (Action.KEEP, ActionReason.UNREADABLE),
-        (Action.DELETE, ActionReason.DEAD),
+        (CompactionAction.DELETE, ActionReason.DEAD),
+        (CompactionAction.COMPACT, ActionReason.SPARSE),
+        (CompactionAction.KEEP, ActionReason.WAITS),
+        (CompactionAction.KEEP, ActionReason.LIVE),
+        (CompactionAction.KEEP, ActionReason.OPEN),
+        (CompactionAction.KEEP, ActionReason.OPEN),
+        (CompactionAction.KEEP, ActionReason.UNREADABLE),
+        (CompactionAction.DELETE, ActionReason.DEAD),
     ]
-    major = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=True)]
-    assert major[2] == (Action.COMPACT, ActionReason.SPARSE)
+    major = [(plan.action, plan.reason) for plan in plan_logs(logs, POLICY, major=True)]
+    assert major[2] == (CompactionAction.COMPACT, ActionReason.SPARSE)
     assert major[:2] + major[3:] == minor[:2] + minor[3:]
 
 
 def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> None:
     policy = CompactionPolicy(0.2, 0.5, 10_000)
     small = [facts(1, 1000, 1000), facts(2, 1000, 1000)]
-    assert [plan.reason for plan in decide(small, policy, major=True)] == [ActionReason.SMALL, ActionReason.SMALL]
-    assert [plan.reason for plan in decide(small, policy, major=False)] == [ActionReason.WAITS, ActionReason.WAITS]
-    assert [plan.reason for plan in decide(small[:1], policy, major=True)] == [ActionReason.LIVE]
+    assert [plan.reason for plan in plan_logs(small, policy, major=True)] == [ActionReason.SMALL, ActionReason.SMALL]
+    assert [plan.reason for plan in plan_logs(small, policy, major=False)] == [ActionReason.WAITS, ActionReason.WAITS]
+    assert [plan.reason for plan in plan_logs(small[:1], policy, major=True)] == [ActionReason.LIVE]
 
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
@@ -219,13 +219,13 @@ def test_a_bad_record_is_quarantined_and_the_rest_is_moved(what: str) -> None:
             disk.flip_bit(path, record + {"payload": 100, "length": 2, "ledger": 12, "table too": 50}[what])
         if what == "table too":
             disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
-        reported: list[list[Quarantined]] = []
+        reported: list[list[QuarantinedEntries]] = []
         store.compactor._on_bad = lambda: reported.append(store.descriptors.quarantined())
         done = await store.compactor.run(EVERYTHING)
         lost = range(7, 20) if what == "table too" else range(7, 8)
         assert done.compacted == [1]
         assert done.bad_records == 1
-        assert reported == [[Quarantined(1, lost[0], lost[-1])]]
+        assert reported == [[QuarantinedEntries(1, lost[0], lost[-1])]]
         assert path not in files(simulation)
         for again in range(2):
             for entry in range(20):
@@ -404,7 +404,7 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         survey = simulation.spawn(NODE, store.compactor.list_log_facts())
         await simulation.spawn(NODE, store.checkpoint())  # makes another log
         closed = [log.log for log in await survey if log.state is LogState.CLOSED]
-        assert set(closed).isdisjoint(store._checkpoint.mark.open_logs)
+        assert set(closed).isdisjoint(store._checkpoint.mark.open_log_numbers)
 
     simulate(main, seed)
 

@@ -264,7 +264,7 @@ def damages(whole: bytes, rng: random.Random) -> list[bytes]:
 
 
 def write(cluster: Cluster, name: str, data: bytes) -> None:
-    store_disk.replace(cluster.simulation.world(NODE).files, DATA, name, data)
+    store_disk.replace_file(cluster.simulation.world(NODE).files, DATA, name, data)
 
 
 def test_a_damaged_cookie_is_never_taken_for_another_or_for_none() -> None:

@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format import entry_log
 from magnetar.bookie.format import index as index_format
-from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, Table
-from magnetar.bookie.format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, encode_file_header
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, ExtentTable
+from magnetar.bookie.format.journal import FILE_HEADER_BYTES, DamagedFile, FileHeader, encode_file_header
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
-from magnetar.bookie.store.index import ExtentPlace, Group, Index, LedgerExtents, Lru, Page, record_number, run_end
+from magnetar.bookie.store.index import (
+    EntryLogIndex,
+    ExtentPlace,
+    LedgerExtents,
+    LoadedGroup,
+    Lru,
+    Page,
+    record_number,
+    run_end,
+)
 from magnetar.bookie.store.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
@@ -57,7 +66,7 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
     offsets = [sum(sizes[:i]) for i in range(len(entries) + 1)]
     extent, packed = index_format.encode_extent(7, entries, offsets, 4096)
     table = index_format.intact_table(extent, packed)
-    assert isinstance(table, Table)
+    assert isinstance(table, ExtentTable)
     first = data.draw(st.integers(0, len(entries) - 1))
     assert record_number(ExtentPlace(1, extent, 0), table, entries[first]) == first
     expected = first + 1
@@ -72,18 +81,18 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
 
 def test_columns_are_the_fields_of_the_heads() -> None:
     extents = [Extent(1 << 40 | n, n, n, n + 1, 9, 1 << 35, 5) for n in range(130)]
-    heads = index_format.encode_heads(extents)
+    heads = index_format.encode_extent_heads(extents)
     columns = index_format.head_columns(heads)
     assert list(columns.ledgers) == [extent.ledger for extent in extents]
     assert list(columns.entries) == [extent.entries for extent in extents]
-    assert list(index_format.decode_heads(heads)) == extents
+    assert list(index_format.decode_extent_heads(heads)) == extents
 
 
 def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
     extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * PAGE_HEADS + 7)]
-    whole, fed = Group(1, 64, extents), Group.start(1, 64, len(extents))
+    whole, fed = LoadedGroup(1, 64, extents), LoadedGroup.start(1, 64, len(extents))
     for first in range(0, len(extents), 2 * PAGE_HEADS):
-        fed.feed(index_format.encode_heads(extents[first : first + 2 * PAGE_HEADS]))
+        fed.feed(index_format.encode_extent_heads(extents[first : first + 2 * PAGE_HEADS]))
     assert [fed.pages.page(i) for i in range(6)] == [whole.pages.page(i) for i in range(6)]
     assert fed.ledgers == whole.ledgers
     assert (
@@ -92,9 +101,9 @@ def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
         == 64 + GROUP_HEADER_BYTES + sum(HEAD_BYTES + each.table_bytes for each in extents)
     )
     with pytest.raises(ValueError, match="ascend by ledger"):
-        Group(1, 64, extents[::-1])
+        LoadedGroup(1, 64, extents[::-1])
     with pytest.raises(ValueError, match="ascend by ledger"):
-        fed.feed(index_format.encode_heads(extents[:1]))
+        fed.feed(index_format.encode_extent_heads(extents[:1]))
 
 
 # ---------------------------------------------------------------------------------------- against a dictionary
@@ -126,7 +135,7 @@ class Bench:
         world = self.simulation.world(NODE)
         self.files = world.files
         self.files.make_directories(FOLDER)
-        self.index = Index(self.bytes_max)
+        self.index = EntryLogIndex(self.bytes_max)
         self.reader = EntryLogReader(self.files, FOLDER, 4)
         self.worker = world.workers.start("read")
 
@@ -151,7 +160,7 @@ class Bench:
         with_index = self.files.open(f"{FOLDER}/{index_name(log)}", create=True)
         with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
-        self.index.add_group(Group(log, index_end, extents), ())
+        self.index.add_group(LoadedGroup(log, index_end, extents), ())
         self.ends[log] = log_end, index_end + len(data)
 
     def drop(self, log: int) -> None:
@@ -161,11 +170,11 @@ class Bench:
         self.entries.pop(log, None)
         self.ends.pop(log, None)
         self.reader.close_log(log)
-        log_files.remove(self.files, FOLDER, log)
+        log_files.remove_log_files(self.files, FOLDER, log)
 
     def restart(self) -> None:
-        self.index = Index(self.bytes_max)
-        for log in log_files.numbers(self.files, FOLDER):
+        self.index = EntryLogIndex(self.bytes_max)
+        for log in log_files.list_log_numbers(self.files, FOLDER):
             for group in log_files.read_groups(self.files, FOLDER, log, UUID, None):
                 self.index.add(group)
 
@@ -235,7 +244,7 @@ def test_a_damaged_page_is_noticed_and_not_kept() -> None:
             disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
         assert len(await bench.look(5, 1)) == 1
         disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFile):
             list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
 
     simulate(main)
@@ -293,11 +302,11 @@ def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it() -> 
         disk.flip_bit(path, last.pages[-1].offset + 9)
         handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
         assert next(handed_out) == slices[0]
-        with pytest.raises(Damaged, match="does not match its checksum"):
+        with pytest.raises(DamagedFile, match="does not match its checksum"):
             next(handed_out)
-        with pytest.raises(Damaged, match="does not match its checksum"):
+        with pytest.raises(DamagedFile, match="does not match its checksum"):
             log_files.read_groups(bench.files, FOLDER, 1, UUID, None)
-        with pytest.raises(Damaged, match="there should be a group"):
+        with pytest.raises(DamagedFile, match="there should be a group"):
             log_files.read_groups(bench.files, FOLDER, 1, UUID, bench.ends[1][1] - 1)
 
     simulate(main)
@@ -305,7 +314,7 @@ def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it() -> 
 
 def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
     extents = [Extent(n, 0, 0, 1, 9, 4096, 5) for n in range(64 * PAGE_HEADS)]
-    pages = Group(1, 64, extents).pages
+    pages = LoadedGroup(1, 64, extents).pages
     arrays = [getattr(pages, name) for name in pages.__slots__]
     assert sum(each.itemsize * len(each) for each in arrays) <= 0.5 * len(extents)
 

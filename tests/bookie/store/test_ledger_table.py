@@ -185,7 +185,7 @@ class Bench:
     def begin(self) -> None:
         if self.captured is None:
             self.captured = dict(self.model)
-            self.descriptors.begin_write()
+            self.descriptors.begin_checkpoint()
 
     def settle(self) -> None:
         if self.captured is not None and self.settled is None:
@@ -253,13 +253,13 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     fencing = descriptors.create(5, KEY)
     fencing.fenced = True
     for _ in range(2):
-        descriptors.begin_write()
+        descriptors.begin_checkpoint()
         settled = descriptors.pending_changes().encode_changes(everything=False)
         descriptors.on_written(settled)
         assert descriptors.get(5) is fencing
         assert descriptors.has_unwritten
     fencing.key_synced = fencing.fence_synced = True
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     descriptors.on_written(descriptors.pending_changes().encode_changes(everything=False))
     assert not descriptors.has_unwritten
     again = descriptors.get(5)
@@ -272,14 +272,14 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
 def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None:
     descriptors = LedgerDescriptors()
     descriptors.create(5, KEY).fenced = True
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     settled = descriptors.pending_changes().encode_changes(everything=False)
     descriptors.delete(5, 5)
     assert descriptors.get(5) is None
     descriptors.on_written(settled)
     assert descriptors.get(5) is None
     descriptors.check()
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [encode(Tombstone(5, 5))]
 
 
@@ -287,7 +287,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     descriptors = LedgerDescriptors()
     found = descriptors.create(5, KEY)
     found.key_synced = True
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     settled = descriptors.pending_changes().encode_changes(everything=False)
     changed = descriptors.get(5)
     assert changed is found
@@ -296,7 +296,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     descriptors.delete(9, 9)
     descriptors.on_written(settled)
     assert descriptors.has_unwritten
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     assert descriptors.pending_changes().encode_changes(everything=False).changes == [
         encode(Tombstone(9, 9)),
         encode_ledger(5, False, KEY, -1, 7),
@@ -314,7 +314,7 @@ def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Ledg
 
 
 def _checkpoint(file: LedgerIndexFile, descriptors: LedgerDescriptors) -> None:
-    descriptors.begin_write()
+    descriptors.begin_checkpoint()
     settled, generation, end = file.write(descriptors.pending_changes())
     descriptors.on_written(settled)
     file.on_committed(generation, end)

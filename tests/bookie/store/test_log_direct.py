@@ -10,7 +10,7 @@ from magnetar.bookie.format import entry_log
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, intact_extents, intact_group_header, intact_table
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, TableFlush
+from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, MemtableFlush
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import Operation
@@ -80,7 +80,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
             memtable.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
     simulation = Simulation(1)
     writer = writer_on(simulation, direct=False)
-    flush = TableFlush(writer, table)
+    flush = MemtableFlush(writer, table)
     flush.start()
     slices: list[int] = []
     while several := flush.next_slices(rng.randint(1, 3)):
@@ -122,7 +122,7 @@ def test_what_was_not_committed_is_written_over(how: str) -> None:
         writer.ensure_room(9000)
         writer.append([b"never committed" * 300, b"!" * 500])
         if how == "trim":
-            writer.release_room()
+            writer.release_unused_space()
         writer.ensure_room(10)
     writer.append([b"the end"])
     assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected + b"the end"

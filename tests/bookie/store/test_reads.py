@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.index import Group
+from magnetar.bookie.store.index import LoadedGroup
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import ENTRY_HEADER, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT
@@ -71,7 +71,7 @@ def test_one_answer_has_several_chunks_when_they_are_there() -> None:
         first = await simulation.spawn(NODE, store.read(1, 10, 90, 1500))
         await asyncio.sleep(1)
         at = 10 + len(first.entries)
-        result = store.read_now(1, at, 100 - at, 9_000)
+        result = store.read_from_memory(1, at, 100 - at, 9_000)
         assert result is not None
         assert result.status is Status.OK
         assert 9_000 <= sum(map(len, result.entries)) < 9_000 + 4 * 1024, "more than two chunks of 4 KiB"
@@ -188,7 +188,7 @@ def test_readers_beside_each_other_get_what_was_stored(seed: int) -> None:
             ledger, entry = at.randint(1, 3), 0
             for _ in range(60):
                 count, bytes_max = at.choice((1, 2, 5, 1000)), at.choice((0, 700, 3000))
-                result = store.read_now(ledger, entry, count, bytes_max) if at.random() < 0.3 else None
+                result = store.read_from_memory(ledger, entry, count, bytes_max) if at.random() < 0.3 else None
                 if result is None:
                     result = await store.read(ledger, entry, count, bytes_max)
                 if (ledger, entry) not in stored:
@@ -304,9 +304,9 @@ def test_an_entry_that_moves_while_it_is_looked_for_is_found() -> None:
                 files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
             reading = simulation.spawn(NODE, store.read(1, 3))
             await simulation.spawn(NODE, asyncio.sleep(log / 8000))
-            store.index.add_group(Group(log + 1, 64, extents), [log])
+            store.index.add_group(LoadedGroup(log + 1, 64, extents), [log])
             store._reads._reader.close_log(log)
-            log_files.remove(files, ENTRIES, log)
+            log_files.remove_log_files(files, ENTRIES, log)
             result = await reading
             assert result.status is Status.OK
             assert payload_of(result.entries[0]) == payload(1, 3)

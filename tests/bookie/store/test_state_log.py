@@ -27,7 +27,7 @@ def test_intervals_are_a_set(changes: list[tuple[bool, int, int]], first: int, l
         model = model.union(span) if adds else model.difference(span)
         intervals.check()
         assert {value for value in range(40) if value in intervals} == model
-    inside = {value for a, b in intervals.within(first, first + length) for value in range(a, b + 1)}
+    inside = {value for a, b in intervals.intersect(first, first + length) for value in range(a, b + 1)}
     assert inside == model.intersection(range(first, first + length + 1))
     assert len(intervals) == len(list(intervals)) == len([v for v in model if v - 1 not in model])
 
@@ -47,7 +47,7 @@ def told(records: list[bytes]) -> LedgerDescriptors:
 
 
 def stated(facts: StateLog) -> list[bytes]:
-    return list(map(encode, facts.statements()))
+    return list(map(encode, facts.all_facts()))
 
 
 NUMBER = st.integers(0, 6)
@@ -65,7 +65,7 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
     for name, *numbers in calls:
         assert isinstance(name, str)
         getattr(facts, name)(*numbers[:-2], *sorted(map(int, numbers[-2:])))
-        facts.begin_write()
+        facts.begin_checkpoint()
         settled = facts.pending_changes().encode_changes(everything=False)
         records += settled.changes
         facts.on_written(settled)
@@ -95,7 +95,7 @@ def test_a_deleted_ledger_leaves_quarantine_and_does_not_come_back() -> None:
     facts.delete(5, 5)
     facts.quarantine(5, 0, 3)
     assert not facts.is_quarantined(5, 1)
-    assert facts.statements() == [Tombstone(5, 5)]
+    assert facts.all_facts() == [Tombstone(5, 5)]
     assert facts.take_changes() == [Tombstone(5, 5)], "a disk that is full has no room for what nobody asks for"
 
 

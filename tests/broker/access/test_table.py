@@ -15,7 +15,7 @@ from magnetar.broker.access.table_core import RULES
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
-from magnetar.proto.operations import Permission, PermissionPlace, Rule
+from magnetar.proto.operations import Permission, PermissionPlace, PermissionRule
 from magnetar.runtime.logs import ACTS_MAX
 from magnetar.runtime.network import rpc
 from tests.broker.access.roles import ROOT, Roles, roles
@@ -43,7 +43,7 @@ async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
         yield found
 
 
-def expected(role: str, path: str, rule: Rule, subscription: str) -> bool:
+def expected(role: str, path: str, rule: PermissionRule, subscription: str) -> bool:
     """Whether the role may: written without the code that decides."""
     permission, has = rule.permission.name, WHO[role]
     if rule.on is PermissionPlace.PLACE and not subscription:
@@ -60,7 +60,7 @@ def expected(role: str, path: str, rule: Rule, subscription: str) -> bool:
     return free or subscription != LISTED
 
 
-def request_of(path: str, rule: Rule, subscription: str) -> Any:
+def request_of(path: str, rule: PermissionRule, subscription: str) -> Any:
     kind = rpc(*path.split(".")).request
     given: dict[str, Any] = {}
     if rule.on is PermissionPlace.TOPIC:

@@ -18,9 +18,9 @@ from magnetar.proto.schema import (
     SchemaInfo,
     SchemaType,
     decode_version,
-    key_value,
-    pair_of,
-    version_bytes,
+    encode_version,
+    join_key_value,
+    split_key_value,
 )
 
 
@@ -55,7 +55,7 @@ def of(*given: SchemaInfo) -> list[tuple[int, Definition]]:
 
 @pytest.mark.parametrize(
     "info", [INT32, STRING, SchemaInfo(type=SchemaType.STRING, data=b"null"), PLAIN, native(),
-             native("google.protobuf.Value"), key_value(STRING, PLAIN), key_value(NONE, INT32),
+             native("google.protobuf.Value"), join_key_value(STRING, PLAIN), join_key_value(NONE, INT32),
              SchemaInfo(type=SchemaType.EXTERNAL, data=b"anything"), avro(type_=SchemaType.JSON),
              SchemaInfo(type=SchemaType.JSON, data=b'{"type":"object","id":"urn:x","properties":{}}')],
 )  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> N
         (SchemaInfo(type=SchemaType.KEY_VALUE, data=b"\0"), "ends before a length"),
         (SchemaInfo(type=SchemaType.KEY_VALUE, data=bytes(9)), "1 bytes follow"),
         (SchemaInfo(type=SchemaType.KEY_VALUE, data=b"\0\0\0\0\0\0\0\x02{}"), "no type .properties"),
-        (key_value(key_value(INT32, INT32), INT32), "a half of KEY_VALUE is a KEY_VALUE"),
+        (join_key_value(join_key_value(INT32, INT32), INT32), "a half of KEY_VALUE is a KEY_VALUE"),
         (SchemaInfo(type=SchemaType.AVRO, data=bytes(600_000)), "at most"),
         (SchemaInfo(type=SchemaType.INT32, properties={"a": "b" * 70_000}), "name and properties"),
         (SchemaInfo(type=SchemaType.AVRO, data=b'"\xff"'), "no JSON"),
@@ -106,11 +106,11 @@ def test_equal_definitions_have_equal_hashes_and_others_not() -> None:
     assert Definition.parse(spaced).fingerprint == Definition.parse(PLAIN).fingerprint
     as_json = SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)
     assert Definition.parse(as_json).fingerprint != Definition.parse(PLAIN).fingerprint
-    inline, separated = key_value(STRING, PLAIN), key_value(STRING, PLAIN, separated=True)
+    inline, separated = join_key_value(STRING, PLAIN), join_key_value(STRING, PLAIN, separated=True)
     assert inline.data == separated.data
     assert Definition.parse(inline).fingerprint != Definition.parse(separated).fingerprint
-    assert pair_of(inline).key.type is SchemaType.STRING
-    assert pair_of(inline).value.data == PLAIN.data
+    assert split_key_value(inline).key.type is SchemaType.STRING
+    assert split_key_value(inline).value.data == PLAIN.data
 
 
 # ------------------------------------------------------------------ together
@@ -125,9 +125,9 @@ CASES = [
     (avro(field("a", ["null", "int"])), PLAIN, True, False),
     (avro(field("c")), PLAIN, False, False),
     (avro(field("c", aliases=["a"])), PLAIN, True, False),
-    (key_value(STRING, WITHOUT_DEFAULT), key_value(STRING, PLAIN), False, True),
-    (key_value(INT32, PLAIN), key_value(STRING, PLAIN), False, False),
-    (key_value(STRING, PLAIN), key_value(STRING, PLAIN, separated=True), False, False),
+    (join_key_value(STRING, WITHOUT_DEFAULT), join_key_value(STRING, PLAIN), False, True),
+    (join_key_value(INT32, PLAIN), join_key_value(STRING, PLAIN), False, False),
+    (join_key_value(STRING, PLAIN), join_key_value(STRING, PLAIN, separated=True), False, False),
     (native("google.protobuf.Value"), native(), False, False),
     (INT32, STRING, False, False),
     (SchemaInfo(type=SchemaType.JSON, data=PLAIN.data), PLAIN, False, False),
@@ -166,8 +166,8 @@ def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> N
 
 
 def test_a_version_is_eight_bytes() -> None:
-    assert version_bytes(0) == bytes(8)
-    assert decode_version(version_bytes(2**40)) == 2**40
-    assert version_bytes(None) == b""
+    assert encode_version(0) == bytes(8)
+    assert decode_version(encode_version(2**40)) == 2**40
+    assert encode_version(None) == b""
     assert decode_version(b"") is decode_version(b"1234567") is None
-    assert decode_version(version_bytes(5) + bytes(56)) == 5
+    assert decode_version(encode_version(5) + bytes(56)) == 5

@@ -11,7 +11,7 @@ from magnetar.broker.cluster.policy_cache import PolicyCache
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.proto.policies import Policies
@@ -27,8 +27,8 @@ class Deployment:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.told: list[NamespaceName] = []
-        self.book = PolicyCache(store.new_session(), Applied(max_producers=1), self.told.append)
-        self.other = PolicyCache(store.new_session(), Applied(max_producers=1))
+        self.book = PolicyCache(store.new_session(), AppliedPolicies(max_producers=1), self.told.append)
+        self.other = PolicyCache(store.new_session(), AppliedPolicies(max_producers=1))
 
     async def until(self, holds: object) -> None:
         assert callable(holds)
@@ -78,7 +78,7 @@ async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deplo
     assert deployment.book.applied_nowait(PARTITION).max_consumers == 3
     assert deployment.book.applied_nowait(TopicName.parse("acme/shop/others")).max_consumers == 7
     assert deployment.told[-1] == NAMESPACE
-    later = PolicyCache(deployment.store.new_session(), Applied(max_producers=2))
+    later = PolicyCache(deployment.store.new_session(), AppliedPolicies(max_producers=2))
     await later.open()
     assert later.defaults.max_producers == 7
     assert (await later.get_namespace_applied(NamespaceName("acme", "elsewhere"))).max_producers == 7
@@ -128,7 +128,7 @@ async def test_what_changes_while_the_watch_is_broken_is_read_however_often_read
     """Of two namespaces; the record of the first is damaged by then."""
     monkeypatch.setattr("magnetar.broker.cluster.policy_cache.WATCH_RETRY_S", 0.0)
     store, session = CutStore(deployment.store.new_session()), deployment.store.new_session()
-    book = PolicyCache(store, Applied())  # type: ignore[arg-type]
+    book = PolicyCache(store, AppliedPolicies())  # type: ignore[arg-type]
     await book.open()
     try:
         damaged, other = NamespaceName("acme", "damaged"), TopicName.parse("acme/other/orders")

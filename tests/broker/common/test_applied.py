@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnetar.broker.common.config import NAMES, BrokerConfig, resolve_policies, to_policies
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.policies import Policies, check
 
 
@@ -17,15 +17,18 @@ def test_b5_the_topic_counts_before_the_namespace_and_the_namespace_before_the_b
 
 def test_off_at_the_topic_beats_on_at_the_namespace() -> None:
     topic = Policies(deduplication=False, message_ttl_s=0)
-    found = resolve_policies(Applied(deduplication=True), Policies(message_ttl_s=5), topic)
+    found = resolve_policies(AppliedPolicies(deduplication=True), Policies(message_ttl_s=5), topic)
     assert (found.deduplication, found.message_ttl_s) == (False, 0)
 
 
 def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
-    assert resolve_policies(Applied(max_message_bytes=100), Policies(max_message_bytes=200)).max_message_bytes == 100
+    assert (
+        resolve_policies(AppliedPolicies(max_message_bytes=100), Policies(max_message_bytes=200)).max_message_bytes
+        == 100
+    )
 
 
 def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
-    shown = to_policies(Applied())
+    shown = to_policies(AppliedPolicies())
     assert None not in {getattr(shown, name) for name in NAMES}
     assert check(shown) == shown

@@ -124,7 +124,7 @@ async def serves(deployment: Deployment) -> None:
     await consumer.ack(delivery, cumulative=True)
     topic = await deployment.broker.topic_manager.topic(NAME)
     stored = set(await deployment.running.sessions[0].children(CURSORS))
-    assert {paths.name(each) for each in stored} == {
+    assert {paths.decode_segment(each) for each in stored} == {
         name for name, each in topic.subscriptions.items() if each.is_durable
     }
     assert topic.find_subscription("s").store is not None

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from pyroaring import BitMap
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.checksum import varint
+from magnetar.proto.checksum import encode_varint
 from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError, from_wire
 from magnetar.proto.names import LATEST
 from magnetar.runtime.network import Endpoint, rpc
@@ -271,7 +271,7 @@ async def filled(bench: Bench, topic: str) -> list[Any]:
 
 
 def envelope(*items: Message) -> bytes:
-    return b"".join(b"\x0a" + varint(len(data := item.SerializeToString())) + data for item in items)
+    return b"".join(b"\x0a" + encode_varint(len(data := item.SerializeToString())) + data for item in items)
 
 
 # ------------------------------------------------------------------------------------------------ single calls

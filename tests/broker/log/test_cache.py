@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry, TailCache
-from magnetar.proto.entry import broker_part, encode_entry
+from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 
@@ -22,7 +22,7 @@ def published(number: int) -> StoredEntry:
         producer_name="p", sequence_id=number, publish_time=1, deliver_at_time=TIME_MS + number,
         partition_key=f"k{number}",
     )  # fmt: skip
-    frames = (broker_part(number, TIME_MS + number), encode_entry(metadata, b"x" * 100))
+    frames = (encode_broker_part(number, TIME_MS + number), encode_entry(metadata, b"x" * 100))
     return StoredEntry(
         Position(5, number), frames, count=1, index=number, size=sum(map(len, frames)), timestamp_ms=TIME_MS + number,
         deliver_at_ms=metadata.deliver_at_time,

@@ -17,7 +17,7 @@ from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
 from magnetar.metadata.store import ANY, Operation, Put, Versioned
-from magnetar.proto.entry import broker_part, encode_entry
+from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import Position, TopicName
@@ -32,7 +32,7 @@ LEDGER = 1_000_000
 
 def entry_of(index: int, key: str, value: bytes) -> bytes:
     metadata = MessageMetadata(producer_name="p", sequence_id=index, publish_time=1, partition_key=key)
-    return broker_part(index, 1) + encode_entry(metadata, value)
+    return encode_broker_part(index, 1) + encode_entry(metadata, value)
 
 
 class Reader:

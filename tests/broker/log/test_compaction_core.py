@@ -20,10 +20,10 @@ from magnetar.broker.log.compacted_format import (
 )
 from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, last_batch_index, parse_entry
 from magnetar.proto.entry import (
-    broker_part,
-    client_part,
     decode_columns,
     encode_batch,
+    encode_broker_part,
+    encode_client_part,
     encode_entry,
     item_prefix,
     parse_header,
@@ -48,7 +48,7 @@ class Log:
         self.next = 0
 
     def _add(self, count: int, part: bytes) -> None:
-        self.entries.append((self.next, count, broker_part(self.next + count - 1, 1000) + part))
+        self.entries.append((self.next, count, encode_broker_part(self.next + count - 1, 1000) + part))
         self.next += count
 
     def batch(self, messages: Sequence[M], compression: int = 0) -> None:
@@ -171,7 +171,7 @@ def test_chunks_of_a_message_stay_or_go_together(compression: int) -> None:
                 num_chunks_from_msg=3, total_chunk_msg_size=12, chunk_id=number, compression=compression,
                 uncompressed_size=500,
             )  # fmt: skip
-            log.raw(client_part(metadata, b"part"))
+            log.raw(encode_client_part(metadata, b"part"))
 
     chunked("one", range(3))
     assert len(log.compacted().entries) == 3

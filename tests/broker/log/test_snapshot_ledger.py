@@ -19,7 +19,7 @@ from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.placement_core import Shrink
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import Put, Versioned, update
+from magnetar.metadata.store import Put, Versioned, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.process import real_world
@@ -55,7 +55,7 @@ class Owner:
     async def open(self) -> int | None:
         """Claims the record and reads the last snapshot."""
         session: Any = self.session
-        found = await update(session, RECORD, lambda node: b"%s %s" % (self.claim.encode(), _named(node)))
+        found = await update_node(session, RECORD, lambda node: b"%s %s" % (self.claim.encode(), _named(node)))
         assert found is not None
         ledger_id = int(_named(found))
         return await self.ledger.recover(ledger_id, whole) if ledger_id >= 0 else None
@@ -74,7 +74,7 @@ class Owner:
                 raise fenced
             return b"%s %d" % (self.claim.encode(), ledger_id)
 
-        await update(session, RECORD, transform)
+        await update_node(session, RECORD, transform)
 
     def entries(self, number: int) -> list[bytes]:
         """A snapshot of two pieces."""

@@ -19,7 +19,7 @@ from magnetar.broker.subscription.core.policy import Member
 from magnetar.broker.subscription.core.subscription_types import type_of
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TopicState
 from magnetar.runtime.clock import SystemClock
@@ -67,7 +67,7 @@ class Deployment:
         self.log: Any = Log()
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
         store: Any = SimpleNamespace(schedule_write=lambda: None)
-        limits = Applied(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
+        limits = AppliedPolicies(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
         self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
         self.type = type_
 

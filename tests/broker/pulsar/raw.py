@@ -17,7 +17,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord
 from magnetar.metadata.store import put_record
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.access import Guard, ListenerAccess
 from magnetar.runtime.network import ByteStream, Endpoint, Serving, World
@@ -58,7 +58,7 @@ class Raw:
     def publish(self, sequence_id: int, payload: bytes = b"x", producer_id: int = 1, **options: Any) -> None:
         metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1)
         send = pulsar.CommandSend(producer_id=producer_id, sequence_id=sequence_id, **options)
-        self.send(client_part(metadata, payload), send=send)
+        self.send(encode_client_part(metadata, payload), send=send)
 
     async def next(self, *kinds: str) -> Any:
         """The next command of one of these kinds; others are passed over. Closed."""

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from magnetar.broker.pulsar.frames import encode_frame
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint, World
@@ -77,7 +77,11 @@ def command(rng: random.Random) -> bytes:
         data = encode_frame(**{kind: inner})
         if kind == "send":
             metadata = MessageMetadata(producer_name="p", sequence_id=inner.sequence_id, publish_time=1)
-            entry = client_part(metadata, b"payload") if rng.random() < 0.7 else rng.randbytes(rng.choice((0, 5, 40)))
+            entry = (
+                encode_client_part(metadata, b"payload")
+                if rng.random() < 0.7
+                else rng.randbytes(rng.choice((0, 5, 40)))
+            )
             data = struct.pack(">I", len(data) - 4 + len(entry)) + data[4:] + entry
         return data if rng.random() < 0.98 else data[: rng.randrange(4, len(data))] + bytes(4)
     return encode_frame(ping=pulsar.CommandPing())

@@ -19,7 +19,7 @@ from magnetar.broker.pulsar.frames import encode_frame, parse_frame
 from magnetar.broker.pulsar.producer import ProducerHandler, payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, metadata_bytes_max
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part, client_part_of_bytes, encode_batch, plain_items
+from magnetar.proto.entry import encode_batch, encode_client_part, join_client_part, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
@@ -178,7 +178,7 @@ def test_an_entry_that_is_damaged_is_refused_in_its_place() -> None:
         await raw.open_producer()
         metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
         raw.publish(1)
-        damaged = client_part(metadata, b"payload")[:-1] + b"x"
+        damaged = encode_client_part(metadata, b"payload")[:-1] + b"x"
         raw.send(damaged, send=pulsar.CommandSend(producer_id=1, sequence_id=2, highest_sequence_id=3))
         raw.publish(4)
         assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
@@ -190,7 +190,7 @@ def test_an_entry_that_is_damaged_is_refused_in_its_place() -> None:
 
 
 def of_bytes(metadata: bytes, payload: bytes = b"x") -> bytes:
-    return client_part_of_bytes(metadata, payload)
+    return join_client_part(metadata, payload)
 
 
 PLAIN = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
@@ -256,12 +256,12 @@ def test_what_declares_to_unfold_to_more_than_a_message_may_have_is_refused(clie
             head = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
             head.uncompressed_size = size
             send = pulsar.CommandSend(producer_id=1, sequence_id=sequence_id)
-            raw.send(client_part(head, b"x"), send=send)
+            raw.send(encode_client_part(head, b"x"), send=send)
         answers = [await raw.next("send_receipt", "send_error", "close_producer") for _ in sizes]
         assert [each.sequence_id for each in answers] == [0, 1, 2, 3]
         assert [getattr(each, "error", None) for each in answers] == [None, None, number, number]
         head.uuid, head.num_chunks_from_msg, head.total_chunk_msg_size = "u", 2, 2
-        raw.send(client_part(head, b"x"), send=pulsar.CommandSend(producer_id=1, sequence_id=4))
+        raw.send(encode_client_part(head, b"x"), send=pulsar.CommandSend(producer_id=1, sequence_id=4))
         assert (await raw.next("send_receipt", "send_error")).DESCRIPTOR.name == "CommandSendReceipt"
 
     simulate(scenario, max_message_bytes=1000)
@@ -538,7 +538,7 @@ def test_a_client_that_sends_a_large_frame_slowly_is_not_silent() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
         await raw.open_producer()
-        part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
+        part = encode_client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
         send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
         data = struct.pack(">I", len(send) - 4 + len(part)) + send[4:] + part
         for at in range(0, len(data), 10_000):

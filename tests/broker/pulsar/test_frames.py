@@ -24,7 +24,7 @@ from magnetar.broker.pulsar.frames import (
 )
 from magnetar.broker.pulsar.lookup import topics_hash
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part, parse_header
+from magnetar.proto.entry import encode_client_part, parse_header
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
 from magnetar.proto.errors import CorruptEntry, InvalidRequest
 from magnetar.proto.names import Position
@@ -144,7 +144,7 @@ def test_a_text_that_is_not_utf8_is_refused_wherever_it_is() -> None:
 
 
 def test_an_entry_without_a_checksum_gets_one() -> None:
-    part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
+    part = encode_client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
     assert parse_sent_entry(memoryview(part)) == part
     assert parse_sent_entry(memoryview(part[6:])) == part
     assert parse_header(parse_sent_entry(memoryview(part[6:]))).sequence_id == 7

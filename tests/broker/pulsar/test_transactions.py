@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part, encode_batch, plain_items
+from magnetar.proto.entry import encode_batch, encode_client_part, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Raw, T, simulate
@@ -34,7 +34,7 @@ def publish(raw: Raw, txn: dict[str, int], sequence_id: int, *, in_metadata: boo
     if in_metadata:
         metadata.txnid_most_bits, metadata.txnid_least_bits = txn["txnid_most_bits"], txn["txnid_least_bits"]
     send = pulsar.CommandSend(producer_id=1, sequence_id=sequence_id, **txn)
-    raw.send(client_part(metadata, b"x"), send=send)
+    raw.send(encode_client_part(metadata, b"x"), send=send)
 
 
 def test_the_coordinators_are_the_partitions_of_a_topic_that_is_looked_up() -> None:

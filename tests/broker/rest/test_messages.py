@@ -13,7 +13,7 @@ from magnetar.broker.rest import subscriptions_routes as messages
 from magnetar.broker.rest.stats import RateMeters, merge_partition_stats
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import PROPERTIES_LONG, client_part_of_bytes, encode_batch, encode_entry, plain_items
+from magnetar.proto.entry import PROPERTIES_LONG, encode_batch, encode_entry, join_client_part, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.pulsar.raw import Raw
@@ -158,7 +158,7 @@ async def test_a_message_whose_values_are_no_text_is_shown(tmp_path: Path) -> No
         metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="~~")
         metadata.properties.add(key="p", value="}}}}")
         encoded = metadata.SerializeToString().replace(b"~~", b"\xff\xfe").replace(b"}}}}", b"caf\xe9")
-        raw.send(client_part_of_bytes(encoded, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        raw.send(join_client_part(encoded, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
         await raw.next("send_receipt")
         shown = await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=1")
         assert (shown.status, shown.body) == (200, b"m")

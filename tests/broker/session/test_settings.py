@@ -60,9 +60,9 @@ async def test_the_log_level_changes_without_a_restart_and_goes_back(
 
 def test_a_level_is_that_of_the_start_again() -> None:
     logs.set_level("debug")
-    assert logs.level_in_force() == "debug"
+    assert logs.current_level() == "debug"
     logs.set_level(None)
-    assert logs.level_in_force() == "info"
+    assert logs.current_level() == "info"
 
 
 async def test_topics_are_made_at_a_look_up_until_that_is_changed(tmp_path: Path) -> None:

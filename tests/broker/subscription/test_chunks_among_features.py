@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters as whole_messages
-from magnetar.client.admin.grpc_transport import stored_messages
+from magnetar.client.admin.grpc_transport import decode_stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
 from magnetar.client.core.chunking import encode_chunks
@@ -188,7 +188,7 @@ async def test_a_table_has_values_that_came_in_chunks(at: At) -> None:
 def test_a_chunk_is_shown_as_it_is_stored(compression: CompressionType) -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, compression=int(compression))  # type: ignore[arg-type]
     entries = encode_chunks(metadata, BIG, 20_000, "u")
-    shown = stored_messages(
+    shown = decode_stored_messages(
         [wire.Delivery(ledger_id=1, entry_id=number, entry=each) for number, each in enumerate(entries)], TOPIC
     )
     assert [each.message_id.position() for each in shown] == [Position(1, number) for number in range(3)]

@@ -20,7 +20,7 @@ from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position, TopicName
 from tests.broker.storage import Storage, alone
 from tests.broker.subscription.core.shapes import positions_of, shape_of
@@ -56,7 +56,7 @@ class Life:
             await self.store.create(SHAPE, SHAPE.start, {}, alone(session))
         self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
-            world, session, CONFIG, self.store, self.delays, applied=Applied(),
+            world, session, CONFIG, self.store, self.delays, applied=AppliedPolicies(),
             replication=one_copy, on_fenced=_never,
         )
         self.driver.start(lambda: None)

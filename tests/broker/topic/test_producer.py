@@ -18,7 +18,7 @@ from magnetar.broker.topic.publish_core import SHARED
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
-from magnetar.proto.entry import broker_part
+from magnetar.proto.entry import encode_broker_part
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TopicState
@@ -100,6 +100,6 @@ def test_entries_that_no_ledger_takes_are_refused_in_the_configuration() -> None
     """A ledger that refuses an entry for its size gives no id to it, and the log would be one ahead of the ledger."""
     largest = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
     largest.validate()
-    assert MESSAGE_BYTES_LIMIT + len(broker_part(1 << 62, 1 << 62)) <= ENTRY_BYTES_MAX
+    assert MESSAGE_BYTES_LIMIT + len(encode_broker_part(1 << 62, 1 << 62)) <= ENTRY_BYTES_MAX
     with pytest.raises(InvalidConfiguration, match="max_message_bytes"):
         replace(largest, max_message_bytes=MESSAGE_BYTES_LIMIT + 1).validate()

@@ -14,7 +14,7 @@ from magnetar.broker.topic.admission_core import (
     mark_for_backlog,
     must_roll_ledger,
 )
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position
 from magnetar.proto.states import BacklogQuotaState
 from magnetar.proto.states import LedgerStays as Stays
@@ -38,13 +38,13 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
-    applied = Applied(retention_minutes=10, retention_mib=-1)
+    applied = AppliedPolicies(retention_minutes=10, retention_mib=-1)
     due = partial(must_roll_ledger, idle_s=60, now_ms=1000)
     assert due(log, applied, everything, quiet_s=60, age_s=60)
     assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
     assert due(log, applied, [TrimLimit(Position(2, 8))], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
-    assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
+    assert not due(log, AppliedPolicies(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
     assert not due(shape(5, 0), applied, everything, quiet_s=99, age_s=9999), "empty: nothing to free"
     assert not due(LogShape(), applied, [], quiet_s=99, age_s=9999), "nothing was ever published"
 
@@ -52,13 +52,13 @@ def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_ca
 def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retention_would_free_it() -> None:
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
     log.close_span(2, 9, 20, 5, 1000)
-    applied, past = Applied(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
+    applied, past = AppliedPolicies(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
     due = partial(must_roll_ledger, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
     assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
     assert not due(log, applied, [TrimLimit(Position(2, 8))], now_ms=past), "somebody still needs it"
-    assert due(log, Applied(), everything, now_ms=1000), "nothing is retained"
-    assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, now_ms=past)
+    assert due(log, AppliedPolicies(), everything, now_ms=1000), "nothing is retained"
+    assert not due(log, AppliedPolicies(retention_minutes=-1, retention_mib=-1), everything, now_ms=past)
 
 
 def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
@@ -101,7 +101,7 @@ def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_siz
 
 def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
     """Not because it is quiet: a message an hour would have a ledger each."""
-    due = partial(must_roll_ledger, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
+    due = partial(must_roll_ledger, shape(5, 5), AppliedPolicies(), [], idle_s=60, now_ms=1000)
     assert not due(quiet_s=99, age_s=9 * 60, unread=Retention(minutes=10, mib=1))
     assert due(quiet_s=0, age_s=10 * 60, unread=Retention(minutes=10, mib=1))
     assert not due(quiet_s=99, age_s=10**9, unread=Retention(minutes=-1, mib=1))
@@ -126,11 +126,11 @@ def test_the_backlog_lies_behind_the_mark() -> None:
 def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(
     policy: str, what: BacklogQuotaState
 ) -> None:
-    applied = Applied(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
+    applied = AppliedPolicies(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
     assert judge_quota(applied, MIB - 1, 59) is None
     assert judge_quota(applied, MIB, 0) is what
     assert judge_quota(applied, 0, 60) is what
-    assert judge_quota(Applied(), 10**15, 10**9) is None, "there is no quota"
+    assert judge_quota(AppliedPolicies(), 10**15, 10**9) is None, "there is no quota"
 
 
 def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
@@ -143,12 +143,12 @@ def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
 
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:
-    first = Applied(inactive_s=60)
+    first = AppliedPolicies(inactive_s=60)
     assert is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=60)
     assert not is_inactive(first, users=0, subscriptions=0, backlog=False, unused_s=59)
     assert not is_inactive(first, users=1, subscriptions=0, backlog=False, unused_s=99)
     assert not is_inactive(first, users=0, subscriptions=1, backlog=False, unused_s=99)
-    assert not is_inactive(Applied(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
-    second = Applied(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
+    assert not is_inactive(AppliedPolicies(), users=0, subscriptions=0, backlog=False, unused_s=10**9), "off"
+    second = AppliedPolicies(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
     assert is_inactive(second, users=0, subscriptions=3, backlog=False, unused_s=60)
     assert not is_inactive(second, users=0, subscriptions=3, backlog=True, unused_s=99)

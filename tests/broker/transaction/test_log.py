@@ -154,7 +154,7 @@ async def test_a_name_of_unknown_outcome_ends_the_owner(monkeypatch: pytest.Monk
     async def lost(*args: object, **kwargs: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(module, "update", lost)
+    monkeypatch.setattr(module, "update_node", lost)
     with pytest.raises(OutcomeUnknown):
         await owner.write("a")
 

@@ -22,7 +22,7 @@ from magnetar.bookie.maintenance.copies_core import bookies_of
 from magnetar.cli.run.members import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
-from magnetar.metadata.remote import connect
+from magnetar.metadata.remote import connect_address
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import real_world
 
@@ -46,7 +46,7 @@ def missing_copies(metadata: str, there: Collection[str], environment: Mapping[s
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
     world = make_member_world(real_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
-    store = await connect(world, parse(metadata), SESSION_S)
+    store = await connect_address(world, parse(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)
     finally:
@@ -56,7 +56,7 @@ async def _look(metadata: str, there: Collection[str]) -> list[str]:
 async def _marked(store: MetadataStore) -> list[str]:
     reasons: Counter[str] = Counter()
     for ledger in await marks.list_ledgers(store, paths.UNDER_REPLICATED):
-        found = await marks.mark_of(store, ledger)
+        found = await marks.read_mark(store, ledger)
         if found is not None:
             mark = found[0]
             why = ", ".join(sorted(set(mark.bookies.values()))) or "in recovery"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import pulsar
 
 import magnetar
-from magnetar.cli.common.processes import bind_to_parent
+from magnetar.cli.common.processes import with_parent_death_signal
 from tests.interop.drivers import build_java
 
 ANSWER_S = 120.0
@@ -110,7 +110,11 @@ class JavaClient:
         self._lock = threading.Lock()
         with (folder / "java.stderr").open("ab") as errors:
             self.process = subprocess.Popen(
-                bind_to_parent(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                with_parent_death_signal(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         self._reader = threading.Thread(target=self._read, name="java answers", daemon=True)
         self._reader.start()

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, hash_topic, origin_of
-from magnetar.proto.entry import broker_part, client_part, decode_batch, encode_batch, parse_header, plain_items
+from magnetar.proto.entry import (
+    decode_batch,
+    encode_batch,
+    encode_broker_part,
+    encode_client_part,
+    parse_header,
+    plain_items,
+)
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 
@@ -21,21 +28,21 @@ def copy(entry: bytes, version: bytes | None = None) -> bytes:
 
 
 def test_the_layout_is_that_of_the_example() -> None:
-    entry = client_part(metadata(), b"hi")
+    entry = encode_client_part(metadata(), b"hi")
     end = parse_header(copy(entry)).payload_offset
     example = "8ab518 1c 6d677231 0000000000000001 0000000000000005 0000000000000007"
     assert copy(entry)[end - ORIGIN_BYTES : end] == bytes.fromhex(example)
 
 
-@pytest.mark.parametrize("broker", [b"", broker_part(3, 1)])
+@pytest.mark.parametrize("broker", [b"", encode_broker_part(3, 1)])
 def test_a_copy_has_its_origin_and_another_entry_has_none(broker: bytes) -> None:
-    entry = client_part(metadata(partition_key="k"), b"hi")
+    entry = encode_client_part(metadata(partition_key="k"), b"hi")
     assert origin_of(broker + copy(entry)) == ORIGIN
     assert origin_of(broker + entry) is None
 
 
 def test_a_copy_of_a_copy_has_the_place_in_its_own_source() -> None:
-    first = copy(client_part(metadata(), b"hi"))
+    first = copy(encode_client_part(metadata(), b"hi"))
     assert origin_of(encode_copy(first, parse_header(first), Origin(2, Position(8, 9)), None)) == Origin(
         2, Position(8, 9)
     )
@@ -43,7 +50,7 @@ def test_a_copy_of_a_copy_has_the_place_in_its_own_source() -> None:
 
 def test_a_copy_keeps_everything_else() -> None:
     told = metadata(deliver_at_time=5, encryption_param=b"x", ordering_key=b"o", uuid="u", schema_version=bytes(8))
-    entry = client_part(told, b"hi")
+    entry = encode_client_part(told, b"hi")
     found = parse_header(copy(entry)).metadata
     found.DiscardUnknownFields()  # type: ignore[attr-defined]
     assert found == told
@@ -53,7 +60,7 @@ def test_a_copy_keeps_everything_else() -> None:
 
 
 def test_the_schema_is_named_by_the_version_of_the_destination() -> None:
-    entry = client_part(metadata(schema_version=(3).to_bytes(8)), b"hi")
+    entry = encode_client_part(metadata(schema_version=(3).to_bytes(8)), b"hi")
     assert parse_header(copy(entry, (1).to_bytes(8))).metadata.schema_version == (1).to_bytes(8)
     assert parse_header(copy(entry, b"")).metadata.schema_version == b""
     assert parse_header(copy(entry)).metadata.schema_version == (3).to_bytes(8)

@@ -49,13 +49,13 @@ def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one() -> Non
         reader = await source.read(TOPIC, None)
         last = await reader.newest_position()
         assert await reader.next_event(1.0) is None, "nothing comes before it is asked for"
-        reader.flow()
+        reader.grant_permits()
         found = await entries(reader, 5)
         assert [parse_header(each.data).sequence_id for each in found] == list(range(5))
         assert found[-1].position == last
         await reader.close()
         again = await source.read(TOPIC, found[2].position)
-        again.flow()
+        again.grant_permits()
         assert await entries(again, 2) == found[3:]
         again.acknowledge(last)
         again.ask_backlog()

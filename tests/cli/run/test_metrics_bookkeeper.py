@@ -9,7 +9,7 @@ import pytest
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.run.metrics import SECOND, BookKeeperNames
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import Histogram, Page
+from magnetar.runtime.metrics import Histogram, MetricsPage
 from tests.cli.run.test_metrics import Scrape, facts
 from tests.support.processes import run_cli
 
@@ -62,7 +62,7 @@ def test_without_the_option_no_foreign_name_is_shown(started: Processes, tmp_pat
 
 
 def test_a_read_only_bookie_has_status_0() -> None:
-    page, adds = Page(), Histogram((0.1, 1.0))
+    page, adds = MetricsPage(), Histogram((0.1, 1.0))
     adds.observe(0.05)
     page.gauge("magnetar_bookie_read_only", "R.", 1, bookie="b")
     page.histogram("magnetar_bookie_add_seconds", "A.", adds, bookie="b")

@@ -12,7 +12,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.run import metrics
 from magnetar.cli.run.metrics import MeasuredParts, RepeatedPage
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics import MetricsPage
 from tests.support.steps import Steps, slowness
 
 TOPICS = 10_000
@@ -20,9 +20,9 @@ STEP_S = 0.05
 """Ten times what a scrape may hold the loop."""
 
 
-async def scrape(count: int, shown: str = "auto") -> tuple[Page, str]:
+async def scrape(count: int, shown: str = "auto") -> tuple[MetricsPage, str]:
     topics = {str(number): stand_in(number, backlog=0 if number % 100 else 10) for number in range(count)}
-    page = Page()
+    page = MetricsPage()
     await MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown)))(page)  # type: ignore[arg-type]
     return page, b"".join(page.series_chunks()).decode()
 
@@ -32,7 +32,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
     topics = {str(number): stand_in(number) for number in range(TOPICS)}
-    measured, page = MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown))), Page()  # type: ignore[arg-type]
+    measured, page = MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown))), MetricsPage()  # type: ignore[arg-type]
     await scrape(1)  # imports
     with contextlib.closing(Steps(monkeypatch)) as steps:
         await asyncio.sleep(0)
@@ -78,10 +78,10 @@ async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now
 ) -> None:
     made, lines, now = 0, 1, 0.0
 
-    async def measure(page: Page) -> None:
+    async def measure(page: MetricsPage) -> None:
         nonlocal made
         made += 1
-        series = page.series("magnetar_things", "gauge", "Things.")
+        series = page.add_series("magnetar_things", "gauge", "Things.")
         for number in range(lines):
             series.add("", number)
 
@@ -89,13 +89,13 @@ async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     repeated = RepeatedPage(measure, clock)
     for _ in range(3):
-        await repeated(Page())
+        await repeated(MetricsPage())
     assert made == 3
     lines = metrics.PAGE_LINES + 1
-    pages = [Page() for _ in range(3)]
+    pages = [MetricsPage() for _ in range(3)]
     await asyncio.gather(*map(repeated, pages))
     assert made == 4
     assert len({b"".join(page.series_chunks()) for page in pages}) == 1
     now += metrics.PAGE_S
-    await repeated(Page())
+    await repeated(MetricsPage())
     assert made == 5

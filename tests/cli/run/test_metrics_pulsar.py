@@ -13,7 +13,7 @@ from magnetar.broker.node import survey
 from magnetar.cli.run.metrics import MeasuredParts
 from magnetar.cli.run.metrics_pulsar import LEFT_OUT, SHOWN
 from magnetar.client.admin import AdminClient
-from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics import MetricsPage
 from magnetar.runtime.metrics_server import as_text
 from tests.support.cluster import cluster
 
@@ -63,7 +63,7 @@ async def test_the_page_has_each_of_them_and_their_numbers(tmp_path: Path, monke
             await admin.create_topic("orders")
             await admin.create_subscription("orders", "billing")
             measured = MeasuredParts(broker=broker, pulsar=True)
-            await measured(Page())
+            await measured(MetricsPage())
             producer = await client.create_producer("orders")
             for _ in range(3):
                 await producer.send(b"x")
@@ -73,7 +73,7 @@ async def test_the_page_has_each_of_them_and_their_numbers(tmp_path: Path, monke
                 if (await admin.topic_stats("orders")).subscriptions[0].backlog == 2:
                     break
                 await asyncio.sleep(0.01)
-            page = Page()
+            page = MetricsPage()
             await measured(page)
     text = b"".join(as_text(page)).decode()
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
@@ -96,7 +96,7 @@ async def test_where_topics_are_not_shown_each_their_numbers_are_shown_per_names
             for number in range(3):
                 await admin.create_topic(f"t{number}")
                 await admin.create_subscription(f"t{number}", "s")
-        page = Page()
+        page = MetricsPage()
         await MeasuredParts(broker=broker, pulsar=True)(page)
     text = b"".join(page.series_chunks()).decode()
     whose = '{cluster="magnetar",namespace="public/default"}'

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from magnetar.client.admin import AdminClient
-from magnetar.client.admin.grpc_transport import GrpcTransport, StoredMessage, decode, encode, target_of
+from magnetar.client.admin.grpc_transport import (
+    GrpcTransport,
+    StoredMessage,
+    decode_reply,
+    encode_request,
+    rpc_of_operation,
+)
 from magnetar.client.connect.world import client_world
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto import operations
@@ -20,9 +26,9 @@ from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position
-from magnetar.proto.operations import AskedOf, Operation, answer_of
+from magnetar.proto.operations import AnsweringBroker, Operation, answer_of
 from magnetar.proto.policies import Policies
-from magnetar.proto.translation import hints_of
+from magnetar.proto.translation import field_types
 
 ALL = operations.OPERATIONS
 RENAMED = {"auto_topic_creation": "auto_topic_creation_off"}
@@ -43,7 +49,7 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
         shown = {RENAMED.get(each.name, each.name) for each in fields(kind)}
         assert shown == set(descriptor.fields_by_name), f"{kind.__name__} and {descriptor.name}"
         compared += 1
-        for field_name, hint in hints_of(kind):
+        for field_name, hint in field_types(kind):
             if typing.get_origin(hint) in (Mapping, dict):  # of texts to texts, or lists of texts
                 continue
             (inner,) = (each for each in _kinds(hint) if each is not types.NoneType and each is not ...)
@@ -51,7 +57,7 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
                 compare(inner, descriptor.fields_by_name[field_name].message_type)
 
     answer = answer_of(name, MessageId=MessageId, StoredMessage=StoredMessage)
-    reply = target_of(ALL[name]).reply.DESCRIPTOR
+    reply = rpc_of_operation(ALL[name]).reply.DESCRIPTOR
     inner = _kinds(answer)[0]
     if inner is StoredMessage:
         assert reply.name == "PeekMessagesReply"
@@ -65,8 +71,8 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
 
 @pytest.mark.parametrize("name", ALL)
 def test_whose_answer_it_is_follows_from_the_request(name: str) -> None:
-    request = target_of(ALL[name]).request.DESCRIPTOR
-    if ALL[name].asked_of is AskedOf.OWNER:
+    request = rpc_of_operation(ALL[name]).request.DESCRIPTOR
+    if ALL[name].asked_of is AnsweringBroker.OWNER:
         assert {"topic", "name"} & set(request.fields_by_name)
 
 
@@ -81,7 +87,7 @@ def test_an_answer_is_made_of_its_reply_down_to_the_last_list() -> None:
             )
         ],
     )  # fmt: skip
-    found = decode(operations.TOPIC_STATS, {"topic": "t"}, reply)
+    found = decode_reply(operations.TOPIC_STATS, {"topic": "t"}, reply)
     assert (found.messages_in, found.rate_in, found.quota) == (3, 0.5, values.BacklogQuotaState.UNKNOWN)
     (subscription,) = found.subscriptions
     assert subscription.type is values.SubscriptionType.KEY_SHARED
@@ -93,13 +99,13 @@ def test_an_answer_is_made_of_its_reply_down_to_the_last_list() -> None:
 
 def test_arguments_go_to_the_fields_of_their_names() -> None:
     given = {"topic": "t", "subscription": "s", "message_id": MessageId(1, 2, 3)}
-    _, request = encode(operations.RESET_SUBSCRIPTION, given)
+    _, request = encode_request(operations.RESET_SUBSCRIPTION, given)
     assert (request.topic, request.name, request.message_id.entry_id) == ("t", "s", 3)  # type: ignore[attr-defined]
-    _, request = encode(operations.CREATE_NAMESPACE, {"namespace": "a/b", "auto_topic_creation": False})
+    _, request = encode_request(operations.CREATE_NAMESPACE, {"namespace": "a/b", "auto_topic_creation": False})
     assert (request.name, request.auto_topic_creation_off) == ("a/b", True)  # type: ignore[attr-defined]
     for wrong in ({"topic": "t", "partitions": -1}, {"topic": "t", "partitions": "4"}, {"topic": "\ud800"}):
         with pytest.raises(InvalidRequest, match="CreateTopic"):
-            encode(operations.CREATE_TOPIC, wrong)
+            encode_request(operations.CREATE_TOPIC, wrong)
 
 
 def test_the_types_of_subscriptions_are_those_of_the_wire() -> None:

@@ -13,7 +13,7 @@ import pytest
 from magnetar.client.client import CLOSE_QUIET_S, Client
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Result, Timeout
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.core.effects import State
+from magnetar.client.core.effects import PartitionClientState
 from magnetar.client.model.settings import ConsumerType
 from magnetar.client.produce.producer import Producer
 from magnetar.proto import wire_pb2 as wire
@@ -75,7 +75,7 @@ def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> N
     assert len(consumer.partitions) == 4
     assert len(producers) > 0
     for each in [*consumer.partitions, *(each for producer in producers for each in producer.partitions)]:
-        assert each.core.state is State.CLOSED
+        assert each.core.state is PartitionClientState.CLOSED
         assert each._attachment._stream is None
         assert not len(each._attachment._tasks)
     for topic, found in broker.topics.items():
@@ -144,7 +144,7 @@ def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
             closing.cancel()
             await asyncio.wait([closing, sending])
             for each in producer.partitions:
-                assert each.core.state is State.CLOSED
+                assert each.core.state is PartitionClientState.CLOSED
                 assert each._attachment._stream is None
             assert sending.done()
             sending.exception()

@@ -16,7 +16,12 @@ import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client
 from magnetar.client.blocking.consumer import Consumer, Reader
-from magnetar.client.blocking.loop_thread import ProcessBoundFacade, ReopenedFacade, asyncio_transaction_of, loop_thread
+from magnetar.client.blocking.loop_thread import (
+    ForkReopenedFacade,
+    ProcessBoundFacade,
+    asyncio_transaction_of,
+    shared_loop_thread,
+)
 from magnetar.client.blocking.producer import Half, Producer, Transaction
 from magnetar.client.blocking.table_view import TableView
 from magnetar.proto import errors as wire_errors
@@ -142,10 +147,10 @@ def test_a_docstring_of_a_face_is_the_one_of_asyncio() -> None:
                 assert here.startswith(there), f"{face.kind.__name__}.{name} is not overridden by hand"
 
 
-def handle() -> ReopenedFacade[aio.Consumer]:
+def handle() -> ForkReopenedFacade[aio.Consumer]:
     """One without its object, in the loop thread."""
-    made = ReopenedFacade[aio.Consumer].__new__(ReopenedFacade)
-    made._thread = loop_thread()
+    made = ForkReopenedFacade[aio.Consumer].__new__(ForkReopenedFacade)
+    made._thread = shared_loop_thread()
     return made
 
 
@@ -165,7 +170,7 @@ def test_a_method_in_a_callback_raises_interrupted_and_leaves_no_coroutine_that_
         with pytest.raises(magnetar.Interrupted):
             handle()._run(waits)
 
-    loop_thread().run(callback())
+    shared_loop_thread().run(callback())
     assert inspect.getcoroutinestate(waits) == inspect.CORO_CLOSED
 
 

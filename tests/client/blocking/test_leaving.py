@@ -17,7 +17,7 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import Admin
-from magnetar.client.blocking.loop_thread import loop_thread
+from magnetar.client.blocking.loop_thread import shared_loop_thread
 
 DEADLINE_S = 20.0
 
@@ -269,7 +269,7 @@ def test_a_send_callback_that_raises_system_exit_does_not_end_the_loop_thread(ur
         for _ in range(3):
             producer.send_async(b"x", callback)
         _until(lambda: len(outcomes) == 3, f"outcomes: {outcomes}")
-        loop_thread().loop.call_soon_threadsafe(sys.exit)  # of a callback that is not ours to guard
+        shared_loop_thread().loop.call_soon_threadsafe(sys.exit)  # of a callback that is not ours to guard
         assert producer.send(b"y")
 
 

@@ -12,7 +12,7 @@ import pytest
 import magnetar
 from magnetar.client.client import Client
 from magnetar.client.common.loggers import is_cancelled
-from magnetar.client.core.batcher import Batch
+from magnetar.client.core.batcher import OutgoingBatch
 from magnetar.client.core.effects import ReportOutcome
 from magnetar.client.model.message import call_listener
 from magnetar.client.model.message_id import MessageId
@@ -20,7 +20,7 @@ from magnetar.client.model.schema import StringSchema
 from magnetar.client.model.settings import InitialPosition
 from magnetar.client.produce.partition_producer import call_back, end_flushes
 from magnetar.client.transactions.halves import CheckWatch
-from magnetar.client.transactions.process import make_loop_apply
+from magnetar.client.transactions.process import make_loop_processor
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import TopicName
 from tests.client.fake_broker import FakeBroker
@@ -70,7 +70,7 @@ def test_ctrl_c_in_a_send_callback_ends_the_program_after_what_else_is_told() ->
     told: list[str] = []
 
     async def program() -> None:
-        batch = Batch(0)
+        batch = OutgoingBatch(0)
         batch.callbacks += [fails(KeyboardInterrupt), lambda *_: told.append("the other callback")]
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         call_back(ReportOutcome(batch, None, 1, 1), TopicName.parse("t"))
@@ -166,13 +166,13 @@ def test_an_event_listener_is_only_logged(kind: type[BaseException], caplog: pyt
 
 async def test_a_function_of_process_that_raises_cancelled_has_failed_and_a_cancelled_process_is_cancelled() -> None:
     message: Any = SimpleNamespace(message_id=MessageId)
-    [applied] = await make_loop_apply(fails(asyncio.CancelledError))([message])
+    [applied] = await make_loop_processor(fails(asyncio.CancelledError))([message])
     assert isinstance(applied.error, RuntimeError)
 
     async def forever(_: object) -> None:
         await asyncio.get_running_loop().create_future()
 
-    running = asyncio.ensure_future(make_loop_apply(forever)([message]))
+    running = asyncio.ensure_future(make_loop_processor(forever)([message]))
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

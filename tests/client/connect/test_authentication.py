@@ -15,7 +15,7 @@ from magnetar.client.common.errors import (
     InvalidConfiguration,
     OperationNotSupported,
     Result,
-    translate,
+    translate_error,
 )
 from magnetar.client.connect.authentication import (
     Authentication,
@@ -167,7 +167,7 @@ def test_parameters_of_a_user_that_do_not_fit_are_a_runtime_error_as_pulsars(tex
 
 def test_credentials_that_a_server_refuses_are_both_errors_of_pulsars_client() -> None:
     for refused in (Unauthenticated("no"), CredentialsExpired("late")):
-        found = translate(refused)
+        found = translate_error(refused)
         assert isinstance(found, AuthenticationError)
         assert isinstance(found, ConnectError)
         assert found.error() is Result.AuthenticationError

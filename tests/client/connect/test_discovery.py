@@ -14,7 +14,7 @@ import magnetar
 from magnetar.broker.session.topics import listener_endpoint
 from magnetar.client.client import Client
 from magnetar.client.connect import connections
-from magnetar.client.connect.discovery import credentials_of
+from magnetar.client.connect.discovery import parse_authorization
 from magnetar.metadata.records import BrokerRecord
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.errors import MagnetarError, NotFound, Unavailable
@@ -175,7 +175,7 @@ def test_a_broker_that_comes_back_at_another_port_is_found_again(monkeypatch: py
         """As gRPC says it, and the simulation does not."""
         return "refused" if isinstance(error, Unavailable) else None
 
-    monkeypatch.setattr(connections, "how_unreached", refused)
+    monkeypatch.setattr(connections, "why_unreachable", refused)
     simulation = Simulation(seed=1)
 
     async def start(grpc: int) -> None:
@@ -205,4 +205,4 @@ def test_a_broker_that_comes_back_at_another_port_is_found_again(monkeypatch: py
     [("", ("", b"")), ("Bearer abc", ("token", b"abc")), ("Basic dTpw", ("basic", b"u:p")), ("abc", ("", b""))],
 )
 def test_credentials_travel_in_the_form_of_pulsars_protocol(header: str, credentials: tuple[str, bytes]) -> None:
-    assert credentials_of(header) == credentials
+    assert parse_authorization(header) == credentials

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.errors import AuthenticationError, ConnectError, InvalidConfiguration, translate
+from magnetar.client.common.errors import AuthenticationError, ConnectError, InvalidConfiguration, translate_error
 from magnetar.client.connect.authentication import AuthenticationOauth2
 from magnetar.client.connect.oauth2 import RETRY_S
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unavailable
@@ -127,10 +127,10 @@ def test_an_issuer_that_does_not_answer_is_an_error_of_authentication_and_says_i
     with pytest.raises(Unavailable, match=f"is asked for a token; the last time: .*{failed.message[-3:]}") as again:
         ours.authorization()
     for each in (failed, again.value):
-        found = translate(each)
+        found = translate_error(each)
         assert type(found) is AuthenticationError, "as Pulsar's client, and not the broker's fault"
         assert found.retryable
-    assert type(translate(Unavailable("a broker"))) is ConnectError
+    assert type(translate_error(Unavailable("a broker"))) is ConnectError
 
 
 def _failure(ours: AuthenticationOauth2) -> MagnetarError:

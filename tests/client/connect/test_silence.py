@@ -166,12 +166,12 @@ def test_look_ups_pass_over_a_broker_that_is_silent_and_come_back_to_it() -> Non
         for _ in range(6):
             async with asyncio.timeout(SOON_S):
                 await two.client.connections.partition_count(TOPIC)
-                await two.client.connections.find_owner(TOPIC)
+                await two.client.connections.find_owner_channel(TOPIC)
         two.simulation.resume("one")
         await asyncio.sleep(NOTICED_S)
         asked = two.one.lookups
         for _ in range(4):
-            await two.client.connections.find_owner(TOPIC)
+            await two.client.connections.find_owner_channel(TOPIC)
         assert two.one.lookups == asked + 2, "in turn"
 
     simulate(body)

@@ -15,7 +15,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import AlreadyExists
 from magnetar.proto.names import TopicName
-from magnetar.proto.schema import version_bytes
+from magnetar.proto.schema import encode_version
 from tests.client.consume.test_compaction import TOPIC, Bench, bench
 from tests.client.consume.test_table_view import until
 
@@ -126,11 +126,11 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
                 await anew(on)
         assert [place(each.value()) for each in messages] == [(1, 100)] * 2
         for writers in asked:
-            await writers.fetch(version_bytes(0))
+            await writers.fetch(encode_version(0))
         former, present = asked
-        assert b'"x"' in present.get_schema(version_bytes(0)).data
+        assert b'"x"' in present.get_schema(encode_version(0)).data
         with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):
-            former.get_schema(version_bytes(0))
+            former.get_schema(encode_version(0))
 
 
 async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:

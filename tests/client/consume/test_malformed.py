@@ -12,7 +12,7 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError, Timeout
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import encode_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from tests.client.core.test_permits import torn
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
@@ -37,7 +37,7 @@ async def filled(running: Cluster, malformed: int, *, compressed: bool = False) 
                 producer_name="p", sequence_id=producer.sequence_id, publish_time=1000, compression=2,  # type: ignore[arg-type]
                 uncompressed_size=6 * DECLARED, num_messages_in_batch=DECLARED,
             )  # fmt: skip
-            entry = client_part(metadata, b"no zlib stream")
+            entry = encode_client_part(metadata, b"no zlib stream")
         producer.frame(publish=entry)
         await producer.next("receipt")
         producer.sequence_id += DECLARED

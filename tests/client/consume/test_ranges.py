@@ -14,7 +14,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.blocking.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, TopicNotFound
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import broker_part
+from magnetar.proto.entry import encode_broker_part
 from magnetar.proto.errors import ConnectionLost, CorruptEntry
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
@@ -98,7 +98,7 @@ class Cutting(FakeBroker):
         (request,) = await stream.receive()
         self.reads.append(request.first_index)
         for index in range(request.first_index, min(request.first_index + 2, self.messages)):
-            entry = broker_part(index, 0) + client_part("p", index, b"%d" % index)
+            entry = encode_broker_part(index, 0) + client_part("p", index, b"%d" % index)
             delivery = wire.Delivery(ledger_id=1, entry_id=index, entry=entry)
             stream.send_nowait(wire.ReadReply(request_id=request.request_id, entry=delivery))
         if request.first_index + 2 < self.messages:

@@ -105,7 +105,7 @@ class Walk:
             for place in begun.places:
                 self.acked.add(place.entry_id)
                 self.core.acknowledge(place, -1, 0)
-            self.core.chunks.entries_of_message(next(reversed(begun.places)))
+            self.core.chunks.take_chunk_positions(next(reversed(begun.places)))
         self.do(self.core.take_effects(self.now))
 
 

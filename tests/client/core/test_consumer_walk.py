@@ -17,20 +17,20 @@ from pyroaring import BitMap
 
 from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import (
-    Answer,
+    AnswerRequest,
     Connect,
     ConsumerEffect,
     ConsumerOptions,
     Disconnect,
-    Drop,
-    DropAfter,
-    Finish,
-    Grant,
+    DropBlockedMessages,
+    DropMessages,
+    EndWithError,
+    GrantPermits,
+    PartitionClientState,
     Redeliver,
     ReportSeek,
     SendAcks,
     SendSeek,
-    State,
 )
 from magnetar.client.core.failover import Backoff
 from magnetar.proto.errors import (
@@ -128,20 +128,20 @@ class Walk:
         self.acks_before = 0  # … the one that the broker did last
         self.requests: dict[int, str] = {}
         self.answers: dict[int, MagnetarError | None] = {}
-        self.finished: Finish | None = None
+        self.finished: EndWithError | None = None
 
     # ------------------------------------------------------------------------------ effects
     def do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Drop(give_back):
+                case DropMessages(give_back):
                     if self.queue and self.rng.random() < 0.3:
                         self.hand.append(self.queue.popleft())
                     freed = sum(each.permits for each in self.queue)
                     self.queue.clear()
                     if give_back and freed:
                         self.do(self.core.on_dropped(freed))
-                case Answer(request_id, error):
+                case AnswerRequest(request_id, error):
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
                 case ReportSeek():
@@ -156,10 +156,10 @@ class Walk:
                 case Disconnect():
                     self.connected = False
                     self.broker.disconnected()
-                case Finish():
+                case EndWithError():
                     self.finished, self.connect_at, self.connected = effect, None, False
                     self.broker.disconnected()
-                case Grant() | SendAcks() | Redeliver() | SendSeek():
+                case GrantPermits() | SendAcks() | Redeliver() | SendSeek():
                     assert self.connected, "what is said is said over a connection"
                     if isinstance(effect, SendAcks):
                         self.check_acks(effect)
@@ -198,7 +198,7 @@ class Walk:
             return
         request = broker.up.popleft()
         match request:
-            case Grant(messages):
+            case GrantPermits(messages):
                 broker.permits += messages
             case SendAcks(group, request_id):
                 self.acknowledge(group)
@@ -282,7 +282,7 @@ class Walk:
         self.acks.append((entry, index))
         size = self.broker.sizes[entry]
         if self.rng.random() < 0.5:
-            self.core.acknowledge_bits(Position(LEDGER, entry), 1 << index, 1, size)
+            self.core.acknowledge_batch_indexes(Position(LEDGER, entry), 1 << index, 1, size)
         else:
             self.core.acknowledge(Position(LEDGER, entry), index, size)
 
@@ -325,7 +325,7 @@ class Walk:
     def resize(self) -> None:
         if self.connected and self.rng.random() < 0.05:
             self.size = max(self.size, self.rng.choice([1, 3, 10, 100]))
-            self.do(self.core.resize(self.size))
+            self.do(self.core.resize_queue(self.size))
 
     # ------------------------------------------------------------------------------ the walk
     def run(self, steps: int) -> None:
@@ -342,7 +342,7 @@ class Walk:
         if not self.connected:
             return
         broker = self.broker
-        granted = sum(each.messages for each in broker.up if isinstance(each, Grant))
+        granted = sum(each.messages for each in broker.up if isinstance(each, GrantPermits))
         coming = sum(each[3] for each in broker.down if each[0] == "entry")
         waiting = sum(each.permits for each in self.queue)
         over = 6  # an entry is never split: the last one may take more than is left
@@ -398,7 +398,9 @@ def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> N
     walk.core.check()
     assert set(walk.requests) <= set(walk.answers)
     if alone and isinstance(error, SubscriptionNotFound):
-        assert walk.core.state is State.RECONNECTING, "its topic may be deleted too, which the next attempt tells"
+        assert walk.core.state is PartitionClientState.RECONNECTING, (
+            "its topic may be deleted too, which the next attempt tells"
+        )
     else:
         assert walk.finished is not None
         assert walk.finished.topic_is_gone == (alone and isinstance(error, TopicNotFound))
@@ -422,7 +424,7 @@ def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permit
     assert [type(each) for each in walk.broker.up] == [SendSeek]
     again = walk.broker.up[0].request_id
     walk.do(walk.core.on_answered(again, None))
-    assert [type(each) for each in walk.broker.up] == [SendSeek, Grant]
+    assert [type(each) for each in walk.broker.up] == [SendSeek, GrantPermits]
     assert walk.broker.up[1].messages == 10
 
 
@@ -445,7 +447,7 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     assert not walk.broker.up
     walk.connected = True
     walk.do(walk.core.on_opened())
-    assert [type(each) for each in walk.broker.up] == [SendAcks, Grant]
+    assert [type(each) for each in walk.broker.up] == [SendAcks, GrantPermits]
 
 
 def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
@@ -480,15 +482,15 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     core.negative_acknowledge(batch, 0, now=1.0)
     core.negative_acknowledge(other, 0, now=1.0)
     dropped, asked = core.take_effects(1.0)
-    assert isinstance(dropped, DropAfter)
+    assert isinstance(dropped, DropBlockedMessages)
     assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
     assert isinstance(asked, Redeliver)
     assert asked.entries == {LEDGER: BitMap([5])}
     assert {*core.failed_positions()} == {batch, other}
-    core.acknowledge_bits(batch, 0b10, 1, 2)
+    core.acknowledge_batch_indexes(batch, 0b10, 1, 2)
     assert not [each for each in core.take_effects(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
     assert core.failed
-    core.acknowledge_bits(batch, 0b01, 1, 2)
+    core.acknowledge_batch_indexes(batch, 0b01, 1, 2)
     acks, again = [each for each in core.take_effects(1.0) if isinstance(each, SendAcks | Redeliver)]
     assert isinstance(acks, SendAcks)
     assert isinstance(again, Redeliver)

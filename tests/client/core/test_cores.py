@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
+from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.client.core.effects import ErrorLogThrottle
-from magnetar.client.core.failover import Backoff, PartitionsRoutingMode, Router
+from magnetar.client.core.failover import Backoff, PartitionRouter, PartitionsRoutingMode
 from magnetar.client.core.redelivery import PRECISION_MS, WHOLE, AckTimeoutTracker, AckTracker, NackTracker, Permits
 from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
@@ -63,7 +63,7 @@ def test_batches_keep_order_bounds_and_every_message_once(
     seen: list[bytes] = []
     last = 4
     for batch in batcher.ready:
-        entry = encode(batch, "p", 1, 0)
+        entry = encode_batch_entry(batch, "p", 1, 0)
         header = parse_header(entry)
         assert header.sequence_id > last
         last = header.highest_sequence_id if header.batched else header.sequence_id
@@ -87,8 +87,8 @@ def test_a_sequence_id_is_never_given_twice_and_one_that_is_named_again_is_alone
 
 
 # ---------------------------------------------------------------------------------- router
-def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0.01) -> Router:
-    return Router(partitions, mode, Random(1), window_s=window_s, messages_max=3, bytes_max=1000)
+def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0.01) -> PartitionRouter:
+    return PartitionRouter(partitions, mode, Random(1), window_s=window_s, messages_max=3, bytes_max=1000)
 
 
 @given(st.text(), st.integers(1, 50), st.sampled_from([SINGLE, ROUND]))

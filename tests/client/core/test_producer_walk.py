@@ -19,12 +19,12 @@ from magnetar.client.core.effects import (
     Connect,
     Disconnect,
     EndFlushes,
-    Finish,
+    EndWithError,
+    PartitionClientState,
     ProducerEffect,
     ProducerOptions,
     Publish,
     ReportOutcome,
-    State,
     Warn,
 )
 from magnetar.client.core.failover import Backoff
@@ -73,7 +73,7 @@ class Walk:
         )
         self.late = rng.random() < 0.2
         if self.late:
-            self.core.wait_for_messages()
+            self.core.delay_opening()
         self.connection: Connection | None = None
         self.connect_at: float | None = None if self.late else 0.0
         self.log: list[list[int]] = []  # entry → its messages; a chunk that is not its message's last has none
@@ -115,7 +115,7 @@ class Walk:
                     self.left()
                 case Warn(text):
                     assert text
-                case Finish(error):
+                case EndWithError(error):
                     self.finished = error
                     self.connect_at = None
                     self.left()
@@ -159,7 +159,7 @@ class Walk:
     def flush(self) -> None:
         number = len(self.flushes)
         self.flushes[number] = self.added
-        if self.core.state is not State.CLOSED:
+        if self.core.state is not PartitionClientState.CLOSED:
             self.do(self.core.flush(number, self.now, int(self.now * 1000)))
         else:
             self.flushed.add(number)
@@ -176,7 +176,7 @@ class Walk:
             return
         self.connect_at = None
         self.last = None
-        if self.core.state is not State.OPENING and self.rng.random() < 0.3:
+        if self.core.state is not PartitionClientState.OPENING and self.rng.random() < 0.3:
             error = self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("nothing came")])
             self.do(self.core.on_lost(error, self.now))
             return
@@ -389,7 +389,7 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     core.urgent = True
     assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
     assert not core.urgent
-    assert not core.wants_flush, "nothing waits"
+    assert not core.must_publish, "nothing waits"
     core.urgent = True
     assert not core.publish_ready(0.0, 0)
     assert not core.urgent, "all that was open is on its way"
@@ -398,9 +398,9 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
     assert not core.publish_ready(0.0, 0), "it goes out after the first"
     assert core.urgent
     core.on_receipt(0, LEDGER, 0, 0.0)
-    assert core.wants_flush
+    assert core.must_publish
     assert [type(each) for each in core.publish_ready(0.0, 0)] == [Publish]
     assert not core.urgent
     core.on_receipt(1, LEDGER, 1, 0.0)
-    assert not core.wants_flush
+    assert not core.must_publish
     core.check()

@@ -13,11 +13,11 @@ from magnetar.client.core import transaction
 from magnetar.client.core.transaction import (
     EndKind,
     EndTransaction,
-    InTransaction,
     ReportEnd,
-    ReportIdle,
+    ReportOperationsDone,
     SendAllowance,
     TransactionCore,
+    TransactionPort,
     TransactionState,
 )
 from magnetar.proto import errors as wire_errors
@@ -27,7 +27,7 @@ from magnetar.proto.states import TxnId, TxnState
 TOPICS = ("a", "b", "c")
 
 
-class Txn(InTransaction):
+class Txn(TransactionPort):
     pass
 
 
@@ -82,7 +82,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         assert core.pending_operations == len(waiting)
         if core.state is not TransactionState.OPEN:
             assert not add(core, "a", shares["a"]), "what comes after the end was asked for is not in it"
-        idle = idle or any(isinstance(each, ReportIdle) for each in effects)
+        idle = idle or any(isinstance(each, ReportOperationsDone) for each in effects)
         assert not idle or not core.pending_operations
     if not asked and not wants_commit:
         effects = core.abort()
@@ -187,7 +187,7 @@ def test_what_a_commit_is_answered(
     core = TransactionCore(TxnId(0, 1), Lock())
     core.begin_operation("a", message=True)
     core.on_stored("a", 1, Position(1, 1))
-    assert core.commit() == [ReportIdle()]
+    assert core.commit() == [ReportOperationsDone()]
     core.decide_end()
     core.on_answered(answer, error)
     assert core.state is state

@@ -25,7 +25,7 @@ from magnetar.client.model.encryption import (
     parse_private_key,
 )
 from magnetar.client.model.settings import ConsumerCryptoFailureAction, InitialPosition
-from magnetar.proto.entry import client_part, parse_header
+from magnetar.proto.entry import encode_client_part, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
 from tests.client.fake_broker import FakeBroker
 from tests.client.model.keys import Keys, pair
@@ -215,9 +215,9 @@ def test_no_metadata_of_encryption_ends_a_consumer(
         if compression and not metadata.HasField("num_messages_in_batch"):
             metadata.compression = compression  # type: ignore[assignment]
             metadata.uncompressed_size = 100
-        entry = client_part(metadata, payload_)
+        entry = encode_client_part(metadata, payload_)
         broker.store(broker.topic(FULL), entry, parse_header(entry))
-        plain = client_part(fresh(), b"plain")
+        plain = encode_client_part(fresh(), b"plain")
         broker.store(broker.topic(FULL), plain, parse_header(plain))
         consumer = await client.subscribe(
             "t", "s", initial_position=InitialPosition.Earliest, crypto_key_reader=Keys("a"),

@@ -21,7 +21,7 @@ from magnetar.client.model.settings import (
     ConsumerType,
     InitialPosition,
 )
-from magnetar.proto.entry import client_part, parse_header, split_broker_part
+from magnetar.proto.entry import encode_client_part, parse_header, split_broker_part
 from tests.client.fake_broker import FakeBroker
 from tests.client.model.keys import Keys, files
 from tests.client.simulated import simulate
@@ -331,7 +331,7 @@ def test_a_gap_in_the_chunks_by_a_missing_key_acknowledges_none_of_them(missing:
         body = split_broker_part(whole)[2]
         header = parse_header(body)
         header.metadata.encryption_param = bytes(12)
-        broken = client_part(header.metadata, bytes(body[header.payload_offset :]))
+        broken = encode_client_part(header.metadata, bytes(body[header.payload_offset :]))
         broker.topics[FULL].entries[missing] = whole[: len(whole) - len(body)] + broken
         consumer = await client.subscribe(
             "t", "s", initial_position=EARLIEST, crypto_key_reader=Keys("a"), unacked_messages_timeout_ms=10_000,

@@ -16,7 +16,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import BytesSchema, StringSchema
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.client.produce.entry_writer import Extras, MessageDraft, make_outgoing_message
-from magnetar.proto.entry import broker_part, decode_batch, encode_batch, item_prefix, parse_header
+from magnetar.proto.entry import decode_batch, encode_batch, encode_broker_part, item_prefix, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName
 from tests.client.fake_broker import FakeBroker
@@ -67,7 +67,7 @@ def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
     ]
     items = [part for each in singles for part in (item_prefix(each), b"")]
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-    entry = broker_part(1, 5) + encode_batch(metadata, items, 2)
+    entry = encode_broker_part(1, 5) + encode_batch(metadata, items, 2)
     source = LetterOrigin(TopicName.parse("t"), "s", Position(1, 2), 3, 2)
     first, second = (
         decode_batch(parse_header(each), each)[0][0] for each in dead_letters_of(source, entry, frozenset(), 1)

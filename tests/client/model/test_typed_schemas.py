@@ -18,7 +18,7 @@ from magnetar import schema
 from magnetar.broker.cluster import schema_avro_core as avro
 from magnetar.broker.cluster.schema_core import why_unreadable
 from magnetar.client.common.errors import InvalidMessage
-from magnetar.proto.schema import SchemaInfo, SchemaType, key_value
+from magnetar.proto.schema import SchemaInfo, SchemaType, join_key_value
 from magnetar.schema import AutoConsumeSchema, AvroSchema, JsonSchema, KeyValueEncodingType, KeyValueSchema
 from tests.support.steps import slowness
 
@@ -195,7 +195,7 @@ def test_what_has_no_schema_that_it_knows_comes_as_bytes() -> None:
     auto = AutoConsumeSchema()
     assert auto.decode_written(b"\x01", None) == b"\x01"
     assert auto.decode_written(b"\x01", SchemaInfo(type=SchemaType.PROTOBUF_NATIVE)) == b"\x01"
-    pair = key_value(schema.Int8Schema().info(), SchemaInfo(type=SchemaType.NONE), separated=True)
+    pair = join_key_value(schema.Int8Schema().info(), SchemaInfo(type=SchemaType.NONE), separated=True)
     assert auto.decode_written(b"\x01", pair) == b"\x01"
     with pytest.raises(InvalidMessage):
         auto.decode_written(b"{", SchemaInfo(type=SchemaType.JSON))

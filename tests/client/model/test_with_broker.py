@@ -25,7 +25,7 @@ from magnetar.client.model.settings import (
     InitialPosition,
     MultiplierRedeliveryBackoff,
 )
-from magnetar.proto.entry import broker_part, encode_batch, encode_entry, parse_header, plain_items
+from magnetar.proto.entry import encode_batch, encode_broker_part, encode_entry, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector.rows import Entry
@@ -115,7 +115,7 @@ def test_a_brokers_dead_letter_of_an_encrypted_entry_can_be_decrypted(batched: b
     encrypt = Encryptor(Keys(), ["a"], lambda: 0.0)
     items = plain_items([b"one", b"two"])
     part = encode_batch(metadata, items, 2, encrypt) if batched else encode_entry(metadata, b"one", encrypt)
-    (letter,) = dead_letters_of(SOURCE, broker_part(1, 1) + part, frozenset([0]), 1)
+    (letter,) = dead_letters_of(SOURCE, encode_broker_part(1, 1) + part, frozenset([0]), 1)
     before, after = parse_header(part), parse_header(letter)
     assert (after.batched, after.num_messages) == (before.batched, before.num_messages)
     ciphertext = letter[after.payload_offset :]
@@ -147,7 +147,7 @@ def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
     batch = encode_batch(metadata, plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
     survey = KeySurvey(10)
-    survey.add_entry(0, 2, parse_entry(broker_part(1, 1) + batch))
+    survey.add_entry(0, 2, parse_entry(encode_broker_part(1, 1) + batch))
     survey.end_round()
     assert list(survey.survivors) == [0, 1]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from zlib import crc32
 
-from magnetar.client.outbox.relay_core import RelayCore, partition_name
+from magnetar.client.outbox.relay_core import RelayCore, destination_name
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.together_core import Parts
 from magnetar.client.outbox.values_core import (
@@ -20,8 +20,8 @@ from magnetar.client.outbox.values_core import (
     ClaimedShard,
     DatabaseTurn,
     Effect,
-    Outcome,
     RelaySettings,
+    RowsOutcome,
     SendInTransaction,
 )
 
@@ -40,24 +40,24 @@ class TxnTopic(Topic):
 
     def publish_in(
         self, epoch: int, rows: Sequence[ClaimedRow], poison: set[int], txn: int, state: State
-    ) -> Outcome | None:
+    ) -> RowsOutcome | None:
         """None: it waits for the end of another transaction."""
         if epoch != self.epoch:
-            return Outcome.PUT_OFF  # fenced
+            return RowsOutcome.PUT_OFF  # fenced
         if self.put_off:
             self.put_off -= 1
-            return Outcome.PUT_OFF
+            return RowsOutcome.PUT_OFF
         if any(each != txn for each in self.open):
             return None
         if any(row.id in poison for row in rows):
-            return Outcome.ROW_REFUSED  # because of what it holds: before anything else
+            return RowsOutcome.ROW_REFUSED  # because of what it holds: before anything else
         if rows[-1].seq <= self.last:
-            return Outcome.STORED  # a duplicate, says the broker
+            return RowsOutcome.STORED  # a duplicate, says the broker
         assert rows[0].seq > self.last, "an entry is on both sides of what is stored"
         if state is not State.OPEN:
-            return Outcome.PUT_OFF
+            return RowsOutcome.PUT_OFF
         self.open.setdefault(txn, []).extend(rows)
-        return Outcome.STORED
+        return RowsOutcome.STORED
 
     @property
     def last_open(self) -> int:
@@ -172,7 +172,7 @@ class TxnWorld(World):
             return False
         partitions, free = turn.claim.topics[row.topic]
         number = crc32((row.key or str(row.id)).encode()) % partitions if partitions else 0
-        row.destination = partition_name(row.topic, number, partitions)
+        row.destination = destination_name(row.topic, number, partitions)
         return number in free
 
     def done(self) -> bool:
@@ -242,7 +242,7 @@ class TxnRelay(Relay):
         world = self.at
         if self._has_name and world.holder is not self:
             self._has_name = False
-            self._landed(Outcome.PUT_OFF, ())
+            self._landed(RowsOutcome.PUT_OFF, ())
             return
         if not self._has_name:
             for txn in world.txns:
@@ -277,9 +277,9 @@ class TxnRelay(Relay):
         self.steps.append(arrive)  # type: ignore[arg-type]
 
     def _arrived(
-        self, name: str, left: dict[str, list[tuple[ClaimedRow, ...]]], txn: int, outcome: Outcome
+        self, name: str, left: dict[str, list[tuple[ClaimedRow, ...]]], txn: int, outcome: RowsOutcome
     ) -> None:
-        if outcome is not Outcome.STORED:
+        if outcome is not RowsOutcome.STORED:
             left[name] = []
             left.setdefault("failed", []).append((outcome, name))  # type: ignore[arg-type]
         else:
@@ -289,11 +289,11 @@ class TxnRelay(Relay):
                 return
         if any(entries for where, entries in left.items() if where != "failed"):
             return
-        failed: list[tuple[Outcome, str]] = left.get("failed", [])  # type: ignore[assignment]
+        failed: list[tuple[RowsOutcome, str]] = left.get("failed", [])  # type: ignore[assignment]
         if failed:
             self.at.end(txn, State.ABORTED)
-            off = tuple(where for each, where in failed if each is Outcome.PUT_OFF)
-            self._landed(Outcome.PUT_OFF if off else Outcome.ROW_REFUSED, off)
+            off = tuple(where for each, where in failed if each is RowsOutcome.PUT_OFF)
+            self._landed(RowsOutcome.PUT_OFF if off else RowsOutcome.ROW_REFUSED, off)
         else:
             self.steps.append(lambda: self._commit(txn))
 
@@ -302,13 +302,13 @@ class TxnRelay(Relay):
             self.lost -= 1
             if self.lost % 2:
                 self.at.end(txn, State.COMMITTED)
-            self._landed(Outcome.UNKNOWN, ())
+            self._landed(RowsOutcome.UNKNOWN, ())
         elif self.at.end(txn, State.COMMITTED) is State.COMMITTED:
-            self._landed(Outcome.STORED, ())
+            self._landed(RowsOutcome.STORED, ())
         else:
-            self._landed(Outcome.PUT_OFF, ())
+            self._landed(RowsOutcome.PUT_OFF, ())
 
-    def _landed(self, outcome: Outcome, failed: tuple[str, ...]) -> None:
+    def _landed(self, outcome: RowsOutcome, failed: tuple[str, ...]) -> None:
         self.txn = 0
         self.steps.append(lambda: self._do(self.core.on_transaction_done(outcome, "refused", failed, self.world.now)))
 

@@ -12,21 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from magnetar.client.outbox.relay_core import RelayCore, partition_name
+from magnetar.client.outbox.relay_core import RelayCore, destination_name
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
     ClaimedShard,
     DatabaseTurn,
     Effect,
-    Find,
-    Open,
-    Outcome,
+    FindTopics,
+    OpenDestination,
     RelaySettings,
-    Resolve,
+    ResolveTopic,
+    RowsOutcome,
     RunTurn,
-    Send,
-    Stop,
+    SendRows,
+    StopRelay,
 )
 from magnetar.proto.errors import MagnetarError
 
@@ -67,20 +67,20 @@ class Topic:
     put_off: int = 0  # so many publishes are refused for now
     epoch: int = 0  # of the producer that has it
 
-    def publish(self, epoch: int, rows: tuple[ClaimedRow, ...], poison: set[int]) -> Outcome:
+    def publish(self, epoch: int, rows: tuple[ClaimedRow, ...], poison: set[int]) -> RowsOutcome:
         if epoch != self.epoch:
-            return Outcome.PUT_OFF  # fenced
+            return RowsOutcome.PUT_OFF  # fenced
         if self.put_off:
             self.put_off -= 1
-            return Outcome.PUT_OFF
+            return RowsOutcome.PUT_OFF
         if rows[-1].seq <= self.last:
-            return Outcome.STORED  # a duplicate, says the broker
+            return RowsOutcome.STORED  # a duplicate, says the broker
         assert rows[0].seq > self.last, "an entry is on both sides of what is stored"
         if any(row.id in poison for row in rows):
-            return Outcome.ROW_REFUSED
+            return RowsOutcome.ROW_REFUSED
         self.ids += [row.id for row in rows]
         self.last = rows[-1].seq
-        return Outcome.STORED
+        return RowsOutcome.STORED
 
 
 @dataclass
@@ -155,7 +155,7 @@ class World:
                 partitions, free = turn.claim.topics[row.topic]
                 number = crc32((row.key or str(row.id)).encode()) % partitions if partitions else 0
                 if number in free:
-                    row.destination = partition_name(row.topic, number, partitions)
+                    row.destination = destination_name(row.topic, number, partitions)
                     found.append(row)
         for row in found[: turn.claim.rows_max]:
             row.state, row.seq = RowState.CLAIMED, self.next_seq
@@ -183,7 +183,7 @@ class Relay:
         self.lost_turns = 0  # so many transactions take place and seem to fail
         self.flying: list[Step] = []  # sends that did not arrive
         self._producers: dict[str, int] = {}
-        self._do(self.core.on_claimed(world.take(), world.now))
+        self._do(self.core.on_shard_claimed(world.take(), world.now))
 
     def make_core(self, settings: RelaySettings) -> RelayCore:
         return RelayCore(self.shard, self.shards, settings)
@@ -194,26 +194,26 @@ class Relay:
         self.core.check()
         for effect in effects:
             match effect:
-                case Find():
+                case FindTopics():
                     self.steps.append(self._find)
-                case Resolve(topic):
+                case ResolveTopic(topic):
                     self.steps.append(lambda topic=topic: self._resolved(topic))  # type: ignore[misc]
-                case Open(destination):
+                case OpenDestination(destination):
                     self.steps.append(lambda name=destination: self._open(name))  # type: ignore[misc]
-                case Send(destination, rows):
+                case SendRows(destination, rows):
                     self._send(destination, rows)
                 case RunTurn(turn):
                     self.steps.append(lambda turn=turn: self._transact(turn))  # type: ignore[misc]
-                case Stop(error):
+                case StopRelay(error):
                     self.error, self.dead = error, True
 
     def _find(self) -> None:
         states = (RowState.WAITING, RowState.HELD)
         topics = sorted({row.topic for row in self.world.rows.values() if row.state in states})
-        self.steps.append(lambda: self._do(self.core.on_found(topics, self.world.now)))
+        self.steps.append(lambda: self._do(self.core.on_topics_found(topics, self.world.now)))
 
     def _resolved(self, topic: str) -> None:
-        self._do(self.core.on_resolved(topic, self.world.partitions[topic], self.world.now))
+        self._do(self.core.on_topic_resolved(topic, self.world.partitions[topic], self.world.now))
 
     def _open(self, name: str) -> None:
         topic = self.world.topics.setdefault(name, Topic())
@@ -246,7 +246,7 @@ class Relay:
     def step(self, rng: random.Random | None = None) -> None:
         """The next step, or one of them by chance; with none, time passes."""
         if not self.steps:
-            self.world.now = max(self.world.now, self.core.due)
+            self.world.now = max(self.world.now, self.core.next_timer_at)
             self._do(self.core.run_timers(self.world.now))
             return
         if rng is not None:

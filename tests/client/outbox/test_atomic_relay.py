@@ -18,8 +18,8 @@ import pytest
 from magnetar.admin import Admin
 from magnetar.client.outbox.relay import Relay
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
-from magnetar.client.outbox.sender import Sender
-from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.sender import RelaySender
+from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.values_core import ClaimedRow, DatabaseTurn
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
@@ -70,19 +70,19 @@ class Killer:
     def __init__(self, patched: pytest.MonkeyPatch, step: int) -> None:
         self.left = step
         self.dead = threading.Event()
-        turn, begin, groups, commit = Store.run_turn, Sender._begin, Sender._groups, Transaction.commit
+        turn, begin, groups, commit = RelayStore.run_turn, RelaySender._begin, RelaySender._groups, Transaction.commit
 
-        def dying_turn(store: Store, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+        def dying_turn(store: RelayStore, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
             self.dies()
             found = turn(store, given)
             self.dies()
             return found
 
-        async def dying_begin(sender: Sender) -> Transaction:
+        async def dying_begin(sender: RelaySender) -> Transaction:
             self.dies()
             return await begin(sender)
 
-        async def dying_groups(sender: Sender, *given: Any) -> Any:
+        async def dying_groups(sender: RelaySender, *given: Any) -> Any:
             self.dies()
             found = await groups(sender, *given)
             self.dies()
@@ -97,7 +97,8 @@ class Killer:
             """A relay that was killed aborts nothing."""
 
         for owner, name, dying in (
-            (Store, "run_turn", dying_turn), (Sender, "_begin", dying_begin), (Sender, "_groups", dying_groups),
+            (RelayStore, "run_turn", dying_turn), (RelaySender, "_begin", dying_begin), (RelaySender, "_groups",
+            dying_groups),
             (Transaction, "commit", dying_commit), (Transaction, "abort", abort),
         ):  # fmt: skip
             patched.setattr(owner, name, dying)
@@ -182,7 +183,7 @@ def test_a_unit_with_a_row_that_is_refused_is_parked_whole(broker: Broker, shop:
         assert all("delay" in (each.error or "") for each in parked)
         with Admin(broker.url) as admin:
             admin.remove_topic_policies("refused-b", "max_delay_ms")
-        shop.admin.revive([each.id for each in parked])
+        shop.admin.revive_rows([each.id for each in parked])
         shop.wait_empty(relay)
     assert broker.stored("refused-a", 4) == ["first", "passes", "with bad", "of its key"]
 

@@ -21,7 +21,7 @@ from magnetar.client.outbox.rows import (
     RelayFenced,
     SequencesForgotten,
 )
-from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.client.outbox.values_core import RelaySettings
 from magnetar.proto.errors import InvalidRequest
@@ -42,11 +42,11 @@ def no_client() -> magnetar.Client:
 def test_an_older_relay_that_sees_rows_of_the_newer_one_says_that_it_is_fenced(engine: Engine) -> None:
     """Not that the database is older than the topic, after which a person would number its rows anew."""
     outbox = made(engine)
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     core = RelayCore(0, 1, RelaySettings())
     with no_client() as client:
         relay = Relay(client, engine, outbox, name="older")
-        core.on_claimed(store.claim_shard("older"), 0.0)
+        core.on_shard_claimed(store.claim_shard("older"), 0.0)
         assert type(relay._why(core, OutboxBehind("rows of another"))) is OutboxBehind
         store.claim_shard("newer")
         assert type(relay._why(core, OutboxBehind("rows of another"))) is RelayFenced
@@ -58,7 +58,7 @@ def test_a_missing_table_is_told_at_the_start(engine: Engine) -> None:
     with no_client() as client, pytest.raises(OutboxTableMissing, match="'magnetar outbox create'"):
         Relay(client, engine, outbox).start()
     with pytest.raises(OutboxTableMissing, match="a migration makes it"):
-        Store(engine, outbox).claim_shard("me")
+        RelayStore(engine, outbox).claim_shard("me")
 
 
 def test_a_table_without_its_columns_is_told_with_their_names(engine: Engine) -> None:
@@ -69,7 +69,7 @@ def test_a_table_without_its_columns_is_told_with_their_names(engine: Engine) ->
     with no_client() as client, pytest.raises(OutboxColumnsMissing, match="no column attempts, destination"):
         Relay(client, engine, outbox).start()
     with pytest.raises(OutboxColumnsMissing, match="--table"):
-        Store(engine, outbox).claim_shard("me")
+        RelayStore(engine, outbox).claim_shard("me")
 
 
 def test_a_database_that_takes_no_writes_is_told(database: str, engine: Engine) -> None:
@@ -80,7 +80,7 @@ def test_a_database_that_takes_no_writes_is_told(database: str, engine: Engine) 
     else:
         reading = create_engine(f"{database}?options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(OutboxReadOnly, match="UPDATE and DELETE"):
-        Store(reading, outbox).claim_shard("me")
+        RelayStore(reading, outbox).claim_shard("me")
     with no_client() as client:
         relay = Relay(client, reading, outbox, name="shop").start()
         assert relay.wait_ready(30)
@@ -98,7 +98,7 @@ def test_a_role_that_may_not_write_is_told(postgres: Postgres) -> None:
         connection.execute(text("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader"))
     reading = create_engine(url.replace("magnetar@", "reader@"))
     with pytest.raises(OutboxReadOnly, match="permission denied"):
-        Store(reading, outbox).claim_shard("me")
+        RelayStore(reading, outbox).claim_shard("me")
     engine.dispose()
     reading.dispose()
 
@@ -107,7 +107,7 @@ def test_a_database_that_is_away_is_waited_for_and_a_relay_can_be_stopped_meanwh
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/shop", connect_args={"connect_timeout": 2})
     outbox = SQLAlchemyOutbox(MetaData())
     with pytest.raises(OutboxUnreachable, match="is the server there"):
-        Store(engine, outbox).claim_shard("me")
+        RelayStore(engine, outbox).claim_shard("me")
     with no_client() as client:
         relay = Relay(client, engine, outbox).start()
         assert not relay.wait_ready(0.5)
@@ -123,9 +123,9 @@ def test_a_locked_sqlite_database_is_tried_again(tmp_path: Path) -> None:
     with Session(engine) as writing:
         outbox.send(writing, "orders", b"1")
         with pytest.raises(OutboxUnreachable, match="locked"):
-            Store(engine, outbox).claim_shard("me")
+            RelayStore(engine, outbox).claim_shard("me")
     assert OutboxUnreachable.retryable
-    assert Store(engine, outbox).claim_shard("me").epoch == 1
+    assert RelayStore(engine, outbox).claim_shard("me").epoch == 1
     engine.dispose()
 
 

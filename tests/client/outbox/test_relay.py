@@ -19,8 +19,8 @@ from magnetar.admin import Admin
 from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.relay import Relay
 from magnetar.client.outbox.rows import DeduplicationOff, KeyForm, OutboxBehind, RelayFenced, RowState
-from magnetar.client.outbox.sender import Sender
-from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.sender import RelaySender
+from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
 from magnetar.client.outbox.values_core import ClaimedRow, DatabaseTurn, RelaySettings
 from magnetar.proto.policies import Policies
@@ -113,7 +113,7 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before and after each transaction, and before and after each group is sent."""
-    turn, send = Store.run_turn, Sender.send
+    turn, send = RelayStore.run_turn, RelaySender.send
     left = [0]
 
     def dies() -> None:
@@ -121,13 +121,13 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         if left[0] == 0:
             raise Death
 
-    def dying_turn(self: Store, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
+    def dying_turn(self: RelayStore, given: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
         dies()
         found = turn(self, given)
         dies()
         return found
 
-    def dying_send(self: Sender, destination: str, rows: tuple[ClaimedRow, ...]) -> None:
+    def dying_send(self: RelaySender, destination: str, rows: tuple[ClaimedRow, ...]) -> None:
         dies()
         send(self, destination, rows)
         dies()
@@ -139,8 +139,8 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         shop.send(topic, *(str(number) for number in range(8)), key="a")
         with monkeypatch.context() as patched:
             left[0] = step
-            patched.setattr(Store, "run_turn", dying_turn)
-            patched.setattr(Sender, "send", dying_send)
+            patched.setattr(RelayStore, "run_turn", dying_turn)
+            patched.setattr(RelaySender, "send", dying_send)
             relay = shop.relay(broker, topic).start()
             deadline = time.monotonic() + DEADLINE_S
             while left[0] > 0 and shop.admin.rows() and time.monotonic() < deadline:
@@ -335,7 +335,7 @@ def test_a_refused_row_is_parked_and_rows_of_other_keys_pass(broker: Broker, sho
         assert relay.statistics()["parked_rows"] == 1
         with Admin(broker.url) as admin:
             admin.remove_topic_policies("poison", "max_delay_ms")
-        assert shop.admin.revive([row.id]) == 1
+        assert shop.admin.revive_rows([row.id]) == 1
         shop.wait_empty(relay)
     assert sorted(broker.stored("poison")) == ["bad", "passes", "waits"]
 
@@ -442,7 +442,9 @@ def test_a_database_from_a_backup_is_refused_and_goes_on_after_renumber(broker: 
         restored.send("backup", value)
         with restored.engine.begin() as connection:
             connection.execute(update(rows).where(rows.c.value == value.encode()).values(topic=topic))
-    assert restored.admin.renumber(broker.client, "outbox-backup-0", 0) == {"persistent://public/default/backup": 3}
+    assert restored.admin.renumber_shard(broker.client, "outbox-backup-0", 0) == {
+        "persistent://public/default/backup": 3
+    }
     with restored.relay(broker, "backup") as relay:
         restored.wait_empty(relay, but=3)
     assert broker.stored("backup") == ["1", "2", "3", "4", "5"]

@@ -11,15 +11,15 @@ import pytest
 from magnetar.client.outbox.relay_core import RelayCore, shard_of
 from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
 from magnetar.client.outbox.values_core import (
-    Claim,
     ClaimedShard,
+    ClaimRequest,
     DatabaseTurn,
     Effect,
-    Open,
+    OpenDestination,
     RelaySettings,
-    Resolve,
+    ResolveTopic,
     RunTurn,
-    Stop,
+    StopRelay,
 )
 
 from .model import SMALL, Relay, Row, World
@@ -229,52 +229,52 @@ def test_ids_that_a_topic_has_forgotten_stop_the_relay_only_where_rows_may_doubl
     relay = Relay(world := claimed_world(5, -1))
     world.rows.clear()
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 10, {"a": 5}, []), 0.0)
-    assert not any(isinstance(each, Stop) for each in core.on_opened("a", -1, 0.0)), "nothing is claimed"
+    core.on_shard_claimed(ClaimedShard(1, 10, {"a": 5}, []), 0.0)
+    assert not any(isinstance(each, StopRelay) for each in core.on_opened("a", -1, 0.0)), "nothing is claimed"
 
 
 def test_a_relay_that_was_away_longer_than_topics_remember_stops_when_a_first_claim_is_open() -> None:
     world = claimed_world(-1, -1)
     for absent_s, stops in ((60.0, False), (SMALL.remembered_s + 1, True)):
         core = RelayCore(0, 1, SMALL)
-        core.on_claimed(ClaimedShard(1, 10, {}, [world.rows[1].claimed()], absent_s), 0.0)
+        core.on_shard_claimed(ClaimedShard(1, 10, {}, [world.rows[1].claimed()], absent_s), 0.0)
         effects = core.on_opened("a", -1, 0.0)
-        assert any(isinstance(each, Stop) for each in effects) == stops
+        assert any(isinstance(each, StopRelay) for each in effects) == stops
         core.check()
 
 
 def test_a_topic_that_does_not_deduplicate_stops_a_relay_that_starts_and_later_only_that_topic_waits() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
-    core.on_found(["a"], 0.0)
+    core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
+    core.on_topics_found(["a"], 0.0)
     error = DeduplicationOff("turn it on: magnetar namespaces set-deduplication")
-    assert core.on_resolve_failed("a", error, 0.0) == [Stop(error)]
+    assert core.on_topic_resolve_failed("a", error, 0.0) == [StopRelay(error)]
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
-    core.on_found([], 0.0)
-    core.on_found(["b"], 1.0)
-    assert core.on_resolve_failed("b", error, 1.0) == []
+    core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
+    core.on_topics_found([], 0.0)
+    core.on_topics_found(["b"], 1.0)
+    assert core.on_topic_resolve_failed("b", error, 1.0) == []
     assert core.topics["b"].error == error.message
     core.check()
 
 
 def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_until_it_is_on_again() -> None:
     core = RelayCore(0, 1, SMALL)
-    for each in core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0):
+    for each in core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0):
         if isinstance(each, RunTurn):
             core.on_turn_committed(each.turn, [], 0, 0.0)
-    core.on_found(["a"], 0.0)
-    core.on_resolved("a", 0, 0.0)
+    core.on_topics_found(["a"], 0.0)
+    core.on_topic_resolved("a", 0, 0.0)
 
     def turns(effects: list[Effect]) -> list[DatabaseTurn]:
         return [each.turn for each in effects if isinstance(each, RunTurn)]
 
-    core.on_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
+    core.on_topic_resolve_failed("a", DeduplicationOff("it is off"), 60.0)
     for turn in turns(core.on_opened("a", -1, 60.0)):
         assert turn.claim is None
         core.on_turn_committed(turn, [], 0, 60.0)
     core.check()
-    claims = [each.claim for each in turns(core.on_resolved("a", 0, 61.0)) if each.claim is not None]
+    claims = [each.claim for each in turns(core.on_topic_resolved("a", 0, 61.0)) if each.claim is not None]
     assert [each.topics for each in claims] == [{"a": (0, (0,))}]
 
 
@@ -286,10 +286,12 @@ def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> N
     cores = [RelayCore(shard, 3, SMALL) for shard in range(3)]
     opened: list[str] = []
     for core in cores:
-        core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
-        assert Resolve("t") in core.on_found(["t"], 0.0)
-        opened += [each.destination for each in core.on_resolved("t", 4, 0.0) if isinstance(each, Open)]
-        core.on_resolved("t", 6, 1.0)  # partitions were added
+        core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
+        assert ResolveTopic("t") in core.on_topics_found(["t"], 0.0)
+        opened += [
+            each.destination for each in core.on_topic_resolved("t", 4, 0.0) if isinstance(each, OpenDestination)
+        ]
+        core.on_topic_resolved("t", 6, 1.0)  # partitions were added
     assert sorted(opened) == [f"t-partition-{number}" for number in range(4)], "each once"
     names = sorted(name for core in cores for name in core.destinations)
     assert names == [f"t-partition-{number}" for number in range(6)], "each once"
@@ -297,13 +299,13 @@ def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> N
 
 def test_a_destination_that_is_put_off_is_opened_again_only_when_the_shard_is_still_ours() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 10, {"a": 4}, []), 0.0)
-    core.on_open_failed("a", "no broker", 0.0)
+    core.on_shard_claimed(ClaimedShard(1, 10, {"a": 4}, []), 0.0)
+    core.on_producer_open_failed("a", "no broker", 0.0)
     assert core._turning is not None, "begun before it was put off"
     effects = core.on_turn_committed(core._turning, [], 10, 0.2)
-    assert not any(isinstance(each, Open) for each in effects)
+    assert not any(isinstance(each, OpenDestination) for each in effects)
     turn = next(each.turn for each in effects if isinstance(each, RunTurn))
-    assert Open("a") in core.on_turn_committed(turn, [], 10, 0.2)
+    assert OpenDestination("a") in core.on_turn_committed(turn, [], 10, 0.2)
 
 
 def test_a_stopping_relay_claims_and_sends_nothing_and_records_outcomes() -> None:
@@ -335,14 +337,14 @@ def test_memory_is_bounded_by_what_a_claim_may_have() -> None:
 
 def test_a_turn_asks_only_for_destinations_with_room() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 0, {}, []), 0.0)
+    core.on_shard_claimed(ClaimedShard(1, 0, {}, []), 0.0)
     turn = DatabaseTurn(1, 0)
     assert core._claim() is None
-    core.on_found(["a"], 0.0)
-    effects = core.on_resolved("a", 0, 0.0)
+    core.on_topics_found(["a"], 0.0)
+    effects = core.on_topic_resolved("a", 0, 0.0)
     assert turn == DatabaseTurn(1, 0)
     assert core._claim() is None, "it is not open"
     assert effects is not None
     core.destinations["a"].begin_opening(0.0)
     core.on_opened("a", -1, 0.0)
-    assert core._claim() == Claim(3, SMALL.bytes_per_claim, {"a": (0, (0,))})
+    assert core._claim() == ClaimRequest(3, SMALL.bytes_per_claim, {"a": (0, (0,))})

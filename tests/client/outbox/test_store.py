@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
-from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import Claim, ClaimedRow, DatabaseTurn, Failure
+from magnetar.client.outbox.values_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
 from magnetar.exceptions import InvalidMessage, InvalidTopicName, MessageTooBig
 
 TOPIC = "persistent://public/default/orders"
-ALL = Claim(100, 1 << 20, {TOPIC: (0, (0,))})
+ALL = ClaimRequest(100, 1 << 20, {TOPIC: (0, (0,))})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def count(engine: Engine, outbox: SQLAlchemyOutbox) -> int:
         return connection.scalar(select(func.count()).select_from(outbox.rows)) or 0
 
 
-def claim(store: Store, epoch: int, next_seq: int, wanted: Claim = ALL) -> tuple[list[ClaimedRow], int]:
+def claim(store: RelayStore, epoch: int, next_seq: int, wanted: ClaimRequest = ALL) -> tuple[list[ClaimedRow], int]:
     return store.run_turn(DatabaseTurn(epoch, next_seq, claim=wanted))
 
 
@@ -54,7 +54,7 @@ def test_a_message_is_there_exactly_when_the_transaction_committed(engine: Engin
             connection, "orders", b"kept", key="17", properties={"a": "ü"}, event_time=5, deliver_at=6
         )
         outbox.send(connection, "orders", None, key="17")
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     rows, _ = claim(store, store.claim_shard("me").epoch, 0)
     assert [(row.value, row.key, row.properties, row.event_time, row.deliver_at) for row in rows] == [
         (b"kept", "17", '{"a": "ü"}', 5, 6),
@@ -80,7 +80,7 @@ def test_a_claim_gives_consecutive_ids_and_a_row_that_commits_late_gets_a_later_
     """Its row id is lower: with the row id as sequence id deduplication would swallow it."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer at a time: row ids commit in order")
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     late = engine.connect()
     transaction = late.begin()
@@ -98,7 +98,7 @@ def test_a_claim_gives_consecutive_ids_and_a_row_that_commits_late_gets_a_later_
 
 def test_an_older_holder_changes_nothing(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     send(engine, outbox, b"1")
-    old, new = Store(engine, outbox), Store(engine, outbox)
+    old, new = RelayStore(engine, outbox), RelayStore(engine, outbox)
     epoch = old.claim_shard("old").epoch
     rows, _ = claim(old, epoch, 0)
     taken = new.claim_shard("new")
@@ -114,12 +114,12 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
     engine: Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     send(engine, outbox, b"1", b"2", b"3")
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     rows, next_seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
     done, refused = rows
     turn = DatabaseTurn(
-        epoch, next_seq, [done.id], {TOPIC: done.seq}, [Failure(refused, "refused", False, 60.0)], claim=ALL
+        epoch, next_seq, [done.id], {TOPIC: done.seq}, [RefusedRow(refused, "refused", False, 60.0)], claim=ALL
     )
     first = store.run_turn(turn)
     assert [row.value for row in first[0]] == [b"3"]
@@ -132,26 +132,26 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
 def test_rows_of_a_refused_rows_key_wait_and_others_pass(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     for number, key in enumerate(["a", "a", "b", None, "a"]):
         send(engine, outbox, b"%d" % number, key=key)
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     rows, seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
-    turn = DatabaseTurn(epoch, seq, failures=[Failure(rows[0], "no", False, 0.0)], release=rows[1:], claim=None)
+    turn = DatabaseTurn(epoch, seq, failures=[RefusedRow(rows[0], "no", False, 0.0)], release=rows[1:], claim=None)
     _, seq = store.run_turn(turn)
     found, seq = claim(store, epoch, seq)
     assert [row.value for row in found] == [b"0", b"3", b"2"] or [row.value for row in found] == [b"0", b"2", b"3"]
     assert found[0].attempts == 1
-    _, seq = store.run_turn(DatabaseTurn(epoch, seq, failures=[Failure(found[0], "no", True, 0.0)]))
+    _, seq = store.run_turn(DatabaseTurn(epoch, seq, failures=[RefusedRow(found[0], "no", True, 0.0)]))
     assert claim(store, epoch, seq)[0] == [], "its key waits for the parked row"
     admin = OutboxAdmin(engine, outbox)
     assert [row.error for row in admin.rows(state=RowState.PARKED)] == ["no"]
-    assert admin.revive() == 1
+    assert admin.revive_rows() == 1
     assert [row.value for row in claim(store, epoch, seq)[0]] == [b"0", b"1", b"4"], "in the order of their key"
 
 
 def test_partitions_without_room_are_not_claimed(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     for number in range(40):
         send(engine, outbox, b"x", key=str(number))
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     rows, seq = claim(store, epoch, 0, replace(ALL, topics={TOPIC: (4, (1, 3))}))
     assert {row.destination for row in rows} == {f"{TOPIC}-partition-1", f"{TOPIC}-partition-3"}
@@ -166,7 +166,7 @@ def test_partitions_without_room_are_not_claimed(engine: Engine, outbox: SQLAlch
 
 def test_a_claim_is_bounded_in_bytes(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     send(engine, outbox, bytes(1000), bytes(1000), bytes(5000))
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     epoch = store.claim_shard("me").epoch
     sizes, seq = [], 0
     for _ in range(3):
@@ -176,31 +176,31 @@ def test_a_claim_is_bounded_in_bytes(engine: Engine, outbox: SQLAlchemyOutbox) -
 
 
 def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
-    store = Store(engine, outbox, 0, 2)
+    store = RelayStore(engine, outbox, 0, 2)
     epoch = store.claim_shard("me").epoch
     with pytest.raises(ShardsDiffer, match="magnetar outbox shards 4"):
-        Store(engine, outbox, 1, 4).claim_shard("other")
+        RelayStore(engine, outbox, 1, 4).claim_shard("other")
     admin = OutboxAdmin(engine, outbox)
     with pytest.raises(ShardsDiffer, match="stop them"):
-        admin.set_shards(4)
+        admin.set_shard_count(4)
     send(engine, outbox, b"1")
     claim(store, epoch, 0)
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
     with pytest.raises(ShardsDiffer, match="claimed"):
-        admin.set_shards(4)
+        admin.set_shard_count(4)
     taken = store.claim_shard("me")
     store.run_turn(DatabaseTurn(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
-    admin.set_shards(4)
-    assert Store(engine, outbox, 1, 4).claim_shard("other").next_seq == 0
+    admin.set_shard_count(4)
+    assert RelayStore(engine, outbox, 1, 4).claim_shard("other").next_seq == 0
 
 
 def test_topics_of_waiting_rows_are_found_whatever_the_backlog(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     for topic in ("b", "a", "b", "c"):
         send(engine, outbox, b"x", topic=topic)
-    assert [each.rpartition("/")[2] for each in Store(engine, outbox).topics()] == ["a", "b", "c"]
+    assert [each.rpartition("/")[2] for each in RelayStore(engine, outbox).topics()] == ["a", "b", "c"]
 
 
 def test_a_topic_without_a_name_is_found_too(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -209,17 +209,17 @@ def test_a_topic_without_a_name_is_found_too(engine: Engine, outbox: SQLAlchemyO
     with engine.begin() as connection:
         connection.execute(update(outbox.rows).values(topic=""))
     send(engine, outbox, b"y")
-    assert Store(engine, outbox).topics() == ["", TOPIC]
+    assert RelayStore(engine, outbox).topics() == ["", TOPIC]
 
 
 def test_rows_are_parked_revived_and_dropped_but_not_while_they_are_claimed(
     engine: Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     send(engine, outbox, b"1", b"2")
-    admin, store = OutboxAdmin(engine, outbox), Store(engine, outbox)
+    admin, store = OutboxAdmin(engine, outbox), RelayStore(engine, outbox)
     first, second = [row.id for row in admin.rows()]
-    assert admin.park([first]) == 1
+    assert admin.park_rows([first]) == 1
     claim(store, store.claim_shard("me").epoch, 0)
-    assert [admin.park([second]), admin.drop([second]), admin.revive([second])] == [0, 0, 0]
+    assert [admin.park_rows([second]), admin.drop([second]), admin.revive_rows([second])] == [0, 0, 0]
     assert admin.drop([first]) == 1
     assert [row.state for row in admin.rows()] == ["claimed"]

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.client.outbox.destination_core import Destination, State
+from magnetar.client.outbox.destination_core import Destination, DestinationStatus
 from magnetar.client.outbox.relay_core import RelayCore
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.together_core import AtomicUnits
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
     ClaimedShard,
-    Outcome,
     RelaySettings,
+    RowsOutcome,
     RunTurn,
-    Send,
     SendInTransaction,
+    SendRows,
 )
 
 from .atomic_model import TxnRelay, TxnWorld
@@ -311,7 +311,7 @@ def test_a_refused_flight_is_tried_unit_by_unit() -> None:
 
 def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
     found = together(SMALL, {"a": -1, "b": -1})
-    found._at["b"].state = State.WAITS
+    found._at["b"].state = DestinationStatus.WAITS
     found.add([row(1, 0, "a", 1), row(2, 1, "b", 1), row(3, 2, "a", 2)])
     assert not found.start_transaction(), "nothing passes it: ids of a destination rise"
     assert found.is_blocked()
@@ -319,27 +319,29 @@ def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
 
 def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transactions_either() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.on_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
+    core.on_shard_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
     effects = core.on_opened("a", 4, 0.0)
-    assert [each.rows[0].id for each in effects if isinstance(each, Send)] == [1], "sent again, though the topic has 4"
-    core.on_group_done("a", Outcome.ROW_REFUSED, "too large", 0.0)
+    assert [each.rows[0].id for each in effects if isinstance(each, SendRows)] == [1], (
+        "sent again, though the topic has 4"
+    )
+    core.on_group_done("a", RowsOutcome.ROW_REFUSED, "too large", 0.0)
     core.check()
     assert not core.refused_rows
-    assert core.destinations["a"].state is State.WAITS
+    assert core.destinations["a"].state is DestinationStatus.WAITS
 
 
 def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> None:
     """It may have the keys of the refused unit, which is tried again later."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.on_claimed(ClaimedShard(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
-    effects = [*core.on_opened("a", -1, 0.0), *core.on_found(["a"], 0.0), *core.on_resolved("a", 0, 0.0)]
+    core.on_shard_claimed(ClaimedShard(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
+    effects = [*core.on_opened("a", -1, 0.0), *core.on_topics_found(["a"], 0.0), *core.on_topic_resolved("a", 0, 0.0)]
     assert any(isinstance(each, SendInTransaction) for each in effects)
     assert core._turning is not None
     claiming = next(
         each.turn for each in core.on_turn_committed(core._turning, [], 1, 0.0) if isinstance(each, RunTurn)
     )
     assert claiming.claim is not None
-    core.on_transaction_done(Outcome.ROW_REFUSED, "too large", (), 0.0)
+    core.on_transaction_done(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
     effects = core.on_turn_committed(claiming, [row(2, 1, "a", 2)], 2, 0.0)
     core.check()
     recording = next(each.turn for each in effects if isinstance(each, RunTurn))
@@ -350,12 +352,12 @@ def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> Non
 def test_a_unit_that_may_be_stored_and_is_refused_is_not_given_up() -> None:
     """What it holds is refused today; it may have been stored yesterday."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.on_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
+    core.on_shard_claimed(ClaimedShard(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
     effects = core.on_opened("a", 4, 0.0)
     assert [type(each) for each in effects if isinstance(each, SendInTransaction)] == [SendInTransaction]
-    core.on_transaction_done(Outcome.ROW_REFUSED, "too large", (), 0.0)
+    core.on_transaction_done(RowsOutcome.ROW_REFUSED, "too large", (), 0.0)
     core.check()
     assert not core.refused_rows
     assert core.atomic_units is not None
     assert [each[0].id for each in core.atomic_units.queue] == [1]
-    assert core.destinations["a"].state is State.WAITS
+    assert core.destinations["a"].state is DestinationStatus.WAITS

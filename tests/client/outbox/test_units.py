@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.store import WINDOWS, Store
+from magnetar.client.outbox.store import WINDOWS, RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import Claim, ClaimedRow, DatabaseTurn, Failure
+from magnetar.client.outbox.values_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
 
 A, B = (f"persistent://public/default/{name}" for name in "ab")
 BOTH = {A: (0, (0,)), B: (0, (0,))}
-ALL = Claim(100, 1 << 20, BOTH, units=True)
+ALL = ClaimRequest(100, 1 << 20, BOTH, units=True)
 
 
 class Shop:
@@ -26,7 +26,7 @@ class Shop:
         metadata = MetaData()
         self.outbox = SQLAlchemyOutbox(metadata)
         metadata.create_all(engine)
-        self.store = Store(engine, self.outbox)
+        self.store = RelayStore(engine, self.outbox)
         self.admin = OutboxAdmin(engine, self.outbox)
         self.epoch = self.store.claim_shard("me", atomic=True).epoch
         self.next_seq = 0
@@ -40,11 +40,11 @@ class Shop:
             ids = connection.scalars(select(self.outbox.rows.c.id).order_by(self.outbox.rows.c.id)).all()
         return list(ids[-len(rows) :])
 
-    def claim(self, wanted: Claim = ALL, **outcomes: object) -> list[int]:
+    def claim(self, wanted: ClaimRequest = ALL, **outcomes: object) -> list[int]:
         """Ids, in the order of their sequence ids."""
         return [row.id for row in self.rows(wanted, **outcomes)]
 
-    def rows(self, wanted: Claim = ALL, **outcomes: object) -> list[ClaimedRow]:
+    def rows(self, wanted: ClaimRequest = ALL, **outcomes: object) -> list[ClaimedRow]:
         turn = DatabaseTurn(self.epoch, self.next_seq, claim=wanted, **outcomes)  # type: ignore[arg-type]
         found, self.next_seq = self.store.run_turn(turn)
         assert [row.seq for row in found] == list(range(self.next_seq - len(found), self.next_seq))
@@ -148,9 +148,9 @@ def test_a_destination_without_room_keeps_its_units_and_what_shares_a_key_with_t
 
 def test_a_parked_row_keeps_its_unit_and_the_keys_of_all_its_rows(shop: Shop) -> None:
     parked, same_key, free = shop.unit((A, "x"), (B, "y")), shop.unit((B, "y")), shop.unit((B, "x"))
-    shop.admin.park(parked[:1])
+    shop.admin.park_rows(parked[:1])
     assert shop.claim() == free
-    shop.admin.revive(parked[:1])
+    shop.admin.revive_rows(parked[:1])
     assert shop.claim() == [*parked, *same_key]
 
 
@@ -158,7 +158,7 @@ def test_a_refused_unit_comes_again_whole_when_its_time_has_come(shop: Shop) -> 
     unit, next_ = shop.unit((A, "x"), (A, "x"), (B, "y")), shop.unit((A, "x"))
     assert shop.claim(replace(ALL, rows_max=3)) == unit
     claimed = shop.store.claim_shard("again", atomic=True)
-    shop.epoch, failed = claimed.epoch, [Failure(row, "no", False, 3600.0) for row in claimed.claimed]
+    shop.epoch, failed = claimed.epoch, [RefusedRow(row, "no", False, 3600.0) for row in claimed.claimed]
     assert shop.claim(failures=failed) == [], "its key waits"
     rows = shop.outbox.rows
     with shop.engine.begin() as connection:
@@ -191,6 +191,6 @@ def test_a_shard_that_was_ever_atomic_says_so(engine: Engine, kinds: Sequence[bo
     metadata = MetaData()
     outbox = SQLAlchemyOutbox(metadata)
     metadata.create_all(engine)
-    store = Store(engine, outbox)
+    store = RelayStore(engine, outbox)
     assert [store.claim_shard("me", atomic=each).was_atomic for each in kinds] == [kinds[0], True]
     assert store.claim_shard("me").was_atomic

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
-from magnetar.client.core.batcher import Batch, OutgoingMessage
+from magnetar.client.core.batcher import OutgoingBatch, OutgoingMessage
 from magnetar.client.core.chunking import (
     CHUNKED_BYTES_MAX,
     EXPIRE_S,
@@ -109,7 +109,7 @@ def test_what_is_large_once_it_is_unfolded_is_in_chunks(compression: int) -> Non
 
 def test_without_chunks_what_is_large_once_it_is_unfolded_is_refused() -> None:
     for items in ([b"", bytes(SMALL_ENTRIES + 1)], [b"", bytes(SMALL_ENTRIES)] * 2):
-        batch = Batch(7)
+        batch = OutgoingBatch(7)
         batch.items, batch.callbacks = items, [lambda *_: None] * (len(items) // 2)
         error = encode_entries(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None)
         assert isinstance(error, MessageTooLarge)
@@ -138,7 +138,7 @@ def test_a_chunk_that_was_sent_again_is_acknowledged_with_the_others() -> None:
     found = chunks.add(*_order(one[2], 4), 0.0).complete
     assert found is not None
     assert found.payload == whole(one)
-    assert chunks.entries_of_message(at(4)) == tuple(at(number) for number in range(5))
+    assert chunks.take_chunk_positions(at(4)) == tuple(at(number) for number in range(5))
 
 
 def _order(piece: tuple[MessageMetadata, bytes], number: int) -> tuple[MessageMetadata, Position, bytes]:
@@ -201,8 +201,8 @@ def test_a_message_whose_producer_went_on_without_it_is_dropped_where_entries_co
         one = pieces()
         chunks.add(*_order(one[0], 0), 0.0)
         chunks.add(*_order(one[1], 1), 0.0)
-        assert chunks.on_entry("somebody else", at(5)) == []
-        assert chunks.on_entry("p", at(5)) == ([at(0), at(1)] if log_order else [])
+        assert chunks.on_unrelated_entry("somebody else", at(5)) == []
+        assert chunks.on_unrelated_entry("p", at(5)) == ([at(0), at(1)] if log_order else [])
 
 
 def test_a_chunk_without_its_beginning_is_dropped_in_order_and_given_back_without() -> None:
@@ -238,16 +238,16 @@ def test_sizes_are_checked_before_anything_is_kept() -> None:
 def test_a_cumulative_ack_stops_in_front_of_what_ends_behind_it() -> None:
     chunks = ChunkAssembler(pending_max=2, auto_ack=False)
     one = pieces()
-    assert chunks.ack_limit(at(9)) == at(9)
+    assert chunks.cumulative_ack_limit(at(9)) == at(9)
     chunks.add(*_order(one[0], 3), 0.0)
-    assert chunks.ack_limit(at(9)) == at(2)
-    assert chunks.ack_limit(at(2)) == at(2)
+    assert chunks.cumulative_ack_limit(at(9)) == at(2)
+    assert chunks.cumulative_ack_limit(at(2)) == at(2)
     chunks.add(*_order(one[1], 5), 0.0)
     chunks.add(*_order(one[2], 7), 0.0)
-    assert chunks.ack_limit(at(6)) == at(2)
-    assert chunks.ack_limit(at(7)) == at(7)
-    chunks.entries_of_message(at(7))
-    assert chunks.ack_limit(at(6)) == at(6)
+    assert chunks.cumulative_ack_limit(at(6)) == at(2)
+    assert chunks.cumulative_ack_limit(at(7)) == at(7)
+    chunks.take_chunk_positions(at(7))
+    assert chunks.cumulative_ack_limit(at(6)) == at(6)
 
 
 def test_the_id_of_a_message_in_chunks_survives_as_bytes() -> None:

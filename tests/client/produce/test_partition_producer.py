@@ -526,7 +526,7 @@ def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else() -> Non
 def test_a_flush_of_a_partition_that_opens_with_its_first_message_waits_for_that_message_alone() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("parts", lazy_start_partitioned_producers=True)
-        producer = next(each for each in producer.partitions if each.core.waits_for_messages)
+        producer = next(each for each in producer.partitions if each.core.is_opening_delayed)
         outcomes: list[Any] = []
         producer.add(b"before", lambda *outcome: outcomes.append(outcome[0]))
         waiting = asyncio.ensure_future(producer.flush())
@@ -598,7 +598,7 @@ def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.Monkey
             raise ValueError("on purpose")
         return encode(batch, *rest)
 
-    monkeypatch.setattr(core, "encode", picky)
+    monkeypatch.setattr(core, "encode_batch_entry", picky)
 
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t", batching_enabled=False)

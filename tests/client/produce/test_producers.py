@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ProducerQueueIsFull, PulsarException, Result
-from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
+from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import BatchingType, CompressionType, InitialPosition, PartitionsRoutingMode
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
@@ -64,7 +64,7 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
     batcher.check()
     got: Counter[str] = Counter()
     for batch in batcher.ready:
-        part = encode(batch, "p", 1, 0)
+        part = encode_batch_entry(batch, "p", 1, 0)
         header = parse_header(part)
         keys = {fields.partition_key for fields, _ in decode_batch(header, part)}
         assert keys == {header.metadata.partition_key}
@@ -75,7 +75,7 @@ def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
 def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_broker_has() -> None:
     for key_based in (False, True):
         batcher = Batcher(0, key_based=key_based)
-        batcher.set_known_sequence_id(9, 10)
+        batcher.set_first_sequence_id(9, 10)
         for number in (7, 8, 9, 10, 12):
             batcher.add_message(OutgoingMessage(b"%d" % number, sequence_id=number), None)
         batcher.add_message(OutgoingMessage(b"12", sequence_id=12), None)
@@ -84,7 +84,7 @@ def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_brok
         batcher.check()
         found = []
         for batch in batcher.ready:
-            part = encode(batch, "p", 1, 0)
+            part = encode_batch_entry(batch, "p", 1, 0)
             header = parse_header(part)
             found.append((header.sequence_id, header.highest_sequence_id or header.sequence_id))
             for place, (fields, payload) in enumerate(decode_batch(header, part)):

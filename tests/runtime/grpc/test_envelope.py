@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.checksum import varint
+from magnetar.proto.checksum import encode_varint
 from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_bounds, long_fields, split_long
 from magnetar.runtime.network import rpc
 
@@ -57,7 +57,7 @@ def test_they_are_taken_from_the_beginning_up_to_one_that_is_short() -> None:
 
 
 def field(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + varint(len(content)) + content
+    return bytes([tag]) + encode_varint(len(content)) + content
 
 
 CONTENT = bytes(LONG_BYTES)

@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import BackPressure, ConnectionLost, MagnetarError
-from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, Principal, PrincipalKind
+from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.limits import address_network
@@ -65,7 +65,7 @@ class Place:
     def __init__(self) -> None:
         self.ends: list[Any] = []
 
-    async def listen(self, limits: Limits, broker: Broker | None = None, guard: Any = None) -> GrpcServing:
+    async def listen(self, limits: CallerLimits, broker: Broker | None = None, guard: Any = None) -> GrpcServing:
         access = ListenerAccess(guard, limits=limits)
         self.ends.append(await serve(HERE, [("Broker", broker or Broker())], access, CLOCK))
         return self.ends[-1]  # type: ignore[no-any-return]
@@ -90,7 +90,7 @@ async def call(channel: Channel) -> str:
 
 async def test_a_stream_on_which_nothing_comes_is_cut_and_logged(place: Place, caplog: Any) -> None:
     broker = Broker()
-    channel = place.dial(await place.listen(Limits(first_frame_s=0.2), broker))
+    channel = place.dial(await place.listen(CallerLimits(first_frame_s=0.2), broker))
     begin = time.monotonic()
     with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost, match=r"sent nothing for 0\.2 s"):
         await channel.stream(CONNECT).receive()
@@ -100,7 +100,7 @@ async def test_a_stream_on_which_nothing_comes_is_cut_and_logged(place: Place, c
 
 
 async def test_a_stream_that_has_begun_may_be_silent(place: Place) -> None:
-    channel = place.dial(await place.listen(Limits(first_frame_s=0.1, unread_s=0.1)))
+    channel = place.dial(await place.listen(CallerLimits(first_frame_s=0.1, unread_s=0.1)))
     stream = channel.stream(CONNECT)
     for _ in range(2):
         stream.send_nowait(wire.ClientFrame(id=1))
@@ -111,7 +111,7 @@ async def test_a_stream_that_has_begun_may_be_silent(place: Place) -> None:
 
 async def test_a_caller_that_never_reads_is_cut(place: Place, caplog: Any) -> None:
     broker = Broker(answers=40)
-    channel = place.dial(await place.listen(Limits(unread_s=0.5), broker))
+    channel = place.dial(await place.listen(CallerLimits(unread_s=0.5), broker))
     stream = channel.stream(CONNECT)
     stream.send_nowait(wire.ClientFrame(id=1))
     async with asyncio.timeout(20):
@@ -122,7 +122,7 @@ async def test_a_caller_that_never_reads_is_cut(place: Place, caplog: Any) -> No
 
 
 async def test_an_address_has_so_many_streams_and_gets_others_when_some_have_ended(place: Place) -> None:
-    channel = place.dial(await place.listen(Limits(streams_per_address=3)))
+    channel = place.dial(await place.listen(CallerLimits(streams_per_address=3)))
     streams = [channel.stream(CONNECT) for _ in range(3)]
     for stream in streams:
         stream.send_nowait(wire.ClientFrame(id=1))
@@ -142,14 +142,14 @@ async def test_an_address_has_so_many_streams_and_gets_others_when_some_have_end
 
 
 async def test_so_many_callers_are_authenticated_at_a_time(place: Place) -> None:
-    channel = place.dial(await place.listen(Limits(authentications=2), guard=Slow()))
+    channel = place.dial(await place.listen(CallerLimits(authentications=2), guard=Slow()))
     done = await asyncio.gather(*[call(channel) for _ in range(5)], return_exceptions=True)
     assert sorted(type(each).__name__ for each in done) == ["BackPressure"] * 3 + ["str"] * 2
     assert await call(channel) == "here"
 
 
 async def test_connections_in_all_are_bounded_and_those_that_are_open_go_on(place: Place) -> None:
-    serving = await place.listen(Limits(connections=3))
+    serving = await place.listen(CallerLimits(connections=3))
     first = place.dial(serving)
     assert await call(first) == "here"
     idle = [socket.create_connection(serving.endpoint) for _ in range(6)]
@@ -165,7 +165,7 @@ async def test_connections_in_all_are_bounded_and_those_that_are_open_go_on(plac
 
 async def test_strangers_have_a_share_of_the_connections_and_leave_for_those_that_call(place: Place) -> None:
     """Forty places: twenty for connections that made no call. The oldest leaves when another comes; in time all do."""
-    serving = await place.listen(Limits(connections=40))
+    serving = await place.listen(CallerLimits(connections=40))
     listener = serving._listener  # type: ignore[attr-defined]
     first = place.dial(serving)
     assert await call(first) == "here"
@@ -198,7 +198,7 @@ async def test_strangers_have_a_share_of_the_connections_and_leave_for_those_tha
     "garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5000]
 )
 async def test_garbage_on_the_port_changes_nothing_for_others(place: Place, garbage: bytes) -> None:
-    serving = await place.listen(Limits())
+    serving = await place.listen(CallerLimits())
     channel = place.dial(serving)
     held = [socket.create_connection(serving.endpoint) for _ in range(50)]
     for each in held:

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
-from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, Principal
+from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal
 from magnetar.runtime.budget import WINDOW_MIN, ArrivingMemory, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
@@ -67,8 +67,8 @@ class Place:
         self.memory, self.broker, self.ends = memory, Broker(), list[Any]()
         self.requests, self.answers = memory.requests, memory.answers
 
-    async def dial(self, limits: Limits | None = None, guard: Any = None) -> Channel:
-        access = ListenerAccess(guard, limits=limits or Limits(), memory=self.memory)
+    async def dial(self, limits: CallerLimits | None = None, guard: Any = None) -> Channel:
+        access = ListenerAccess(guard, limits=limits or CallerLimits(), memory=self.memory)
         serving = await serve(Endpoint("127.0.0.1", 0), [("Broker", self.broker)], access, SystemClock())
         channel = connect(serving.endpoint, CallerAccess())
         self.ends += [serving, channel]
@@ -241,11 +241,11 @@ async def test_while_memory_is_tight_who_takes_nothing_is_cut_early_and_who_wait
     place: Place, caplog: Any
 ) -> None:
     place.answers.tight = 30 * MIB
-    channel = await place.dial(Limits(first_frame_s=1, unread_s=600))
+    channel = await place.dial(CallerLimits(first_frame_s=1, unread_s=600))
     quiet = channel.stream(CONNECT)
     quiet.send_nowait(publish(1))
     place.broker.answer = 100_000
-    greedy = (await place.dial(Limits(first_frame_s=1, unread_s=600))).stream(CONNECT)
+    greedy = (await place.dial(CallerLimits(first_frame_s=1, unread_s=600))).stream(CONNECT)
     for _ in range(300):
         greedy.send_nowait(publish(1))
     await until(lambda: place.broker.taken >= 301)
@@ -297,7 +297,7 @@ async def test_a_unary_request_is_counted_while_it_is_handled(place: Place) -> N
 
 
 async def test_a_unary_request_that_does_not_come_in_time_ends_its_call(place: Place) -> None:
-    channel = await place.dial(Limits(first_frame_s=0.2))
+    channel = await place.dial(CallerLimits(first_frame_s=0.2))
     async with grpc.aio.insecure_channel(str(channel.endpoint)) as reference:
         with pytest.raises(grpc.aio.AioRpcError, match="did not come within"):
             await reference.stream_unary(LOOKUP.path)()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.checksum import varint
+from magnetar.proto.checksum import encode_varint
 from magnetar.proto.errors import (
     BadVersion,
     Busy,
@@ -348,7 +348,7 @@ async def test_what_leaves_wakes_no_reader(bench: Bench) -> None:
     await until(lambda: bool(served) and stream._arrival is not None)
     waits = stream._arrival
     for size in (1, 2, 3):
-        left = stream.left_bytes
+        left = stream.sent_bytes
         stream.send_nowait(publish(size))
         await stream.wait_sent(left + 1)
     assert stream._arrival is waits
@@ -564,7 +564,7 @@ async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -
 
 
 def item(content: bytes) -> bytes:
-    return b"\x0a" + varint(len(content)) + content
+    return b"\x0a" + encode_varint(len(content)) + content
 
 
 LARGE = MESSAGE_BYTES_MAX - 64
@@ -575,7 +575,7 @@ HOSTILE = {
     "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
     "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
     "an entry with unknown fields": item(b"\x1a\x01x" + UNKNOWN * (LARGE // 3)),
-    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + varint(LARGE) + UNKNOWN * (LARGE // 3)),
+    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + encode_varint(LARGE) + UNKNOWN * (LARGE // 3)),
     "an entry again and again": item(b"\x1a\x00" * (LARGE // 2)),
     "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
 }
@@ -659,7 +659,7 @@ async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entrie
     await envelopes_sent(endpoint, item(b"\x1a\x01x"))
     received.clear()
     for id_ in (b"", b"\x08\x05", b"\x08\xac\x02"):
-        entry = item(id_ + b"\x1a" + varint(128 << 10) + bytes(128 << 10))
+        entry = item(id_ + b"\x1a" + encode_varint(128 << 10) + bytes(128 << 10))
         assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
         assert received == [100]
         received.clear()

@@ -15,7 +15,7 @@ from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InProcessNetwork
-from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
+from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
 
@@ -38,13 +38,13 @@ class Bench:
         self.ends: list[Peer | PeerServing] = []
 
     async def serve(
-        self, service: PeerService, endpoint: Endpoint = ANY, access: PeerListening | None = None
+        self, service: PeerService, endpoint: Endpoint = ANY, access: PeerServerKeys | None = None
     ) -> PeerServing:
         server = await self.network.serve_peers(endpoint, IDENTITY, service, access)
         self.ends.append(server)
         return server
 
-    def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerCalling = CLEAR) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerClientKeys = CLEAR) -> Peer:
         peer = self.network.peer(endpoint, identity, access)
         self.ends.append(peer)
         return peer
@@ -163,9 +163,9 @@ class Gate:
 
 async def test_keys_are_proved_through_the_socket(bench: Bench) -> None:
     own, foreign = bench.network.new_keys(), bench.network.new_keys()
-    server = await bench.serve(echo, access=PeerListening(own, Gate(own.public)))
+    server = await bench.serve(echo, access=PeerServerKeys(own, Gate(own.public)))
     clear = bench.peer(server.endpoint)
-    stranger = bench.peer(server.endpoint, access=PeerCalling(server.key, foreign))
+    stranger = bench.peer(server.endpoint, access=PeerClientKeys(server.key, foreign))
     for peer in (clear, stranger):
         assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), Unauthorized)
 
@@ -275,7 +275,7 @@ async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
 
 
 class Told:
-    """An `Asker` that fails with its first answer."""
+    """An `AnswerListener` that fails with its first answer."""
 
     def __init__(self) -> None:
         self.heads: list[bytes] = []

@@ -12,7 +12,7 @@ from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, Request
 from magnetar.runtime.peer.client import ZmqPeer
-from magnetar.runtime.peer.keys import KeyPair, PeerCalling, PeerListening
+from magnetar.runtime.peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.peer.server import ZmqPeerServer, serve
 from magnetar.runtime.peer.sockets import Context, new_keys
 
@@ -44,7 +44,7 @@ class Keyed:
         self.ends: list[ZmqPeer | ZmqPeerServer] = []
 
     async def serve(self, *, keys: bool = True, own: KeyPair | None = None, where: Endpoint = LOCAL) -> Endpoint:
-        access = PeerListening(own or self.own, self.gate) if keys else None
+        access = PeerServerKeys(own or self.own, self.gate) if keys else None
         server = await serve(self.context, where, IDENTITY, self.service, access)
         self.ends.append(server)
         return server.endpoint
@@ -59,7 +59,7 @@ class Keyed:
         return keys
 
     def peer(self, endpoint: Endpoint, own: KeyPair | None, server: str = "") -> ZmqPeer:
-        access = PeerCalling(server or self.own.public, own)
+        access = PeerClientKeys(server or self.own.public, own)
         peer = ZmqPeer(self.context, SystemClock(), endpoint, IDENTITY, access)
         self.ends.append(peer)
         return peer
@@ -174,4 +174,4 @@ async def test_a_server_that_returns_with_another_key_is_used_by_who_knows_it(ke
 def test_a_secret_key_is_in_no_text() -> None:
     keys = new_keys()
     assert keys.secret.hex() not in repr(keys)
-    assert repr(keys.secret) not in repr(PeerCalling("", keys))
+    assert repr(keys.secret) not in repr(PeerClientKeys("", keys))

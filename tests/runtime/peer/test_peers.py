@@ -283,15 +283,15 @@ async def test_very_many_malformed_messages_are_dropped_in_slices(
     """The loop has its turn after each few, and the messages after them come."""
     monkeypatch.setattr(sockets, "MALFORMED_AT_ONCE", 10)
     server, counts = await bench.serve(echo), list[int]()
-    receive = sockets.Wire.receive
+    receive = sockets.LoopSocket.receive
 
-    def counting(wire: sockets.Wire) -> Any:
+    def counting(wire: sockets.LoopSocket) -> Any:
         before = wire.dropped
         found = receive(wire)
         counts.append(wire.dropped - before)
         return found
 
-    monkeypatch.setattr(sockets.Wire, "receive", counting)
+    monkeypatch.setattr(sockets.LoopSocket, "receive", counting)
     socket = bench.context.open(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.connect(f"tcp://{server.endpoint}")
@@ -310,13 +310,13 @@ async def test_a_message_of_very_many_parts_is_dropped_in_slices(bench: Bench, m
     monkeypatch.setattr(sockets, "SKIPPED_AT_ONCE", 10)
     server = await bench.serve(echo)
     slices: list[bool] = []
-    skip = sockets.Wire._skip
+    skip = sockets.LoopSocket._skip
 
-    def counting(wire: sockets.Wire) -> bool:
+    def counting(wire: sockets.LoopSocket) -> bool:
         slices.append(skip(wire))
         return slices[-1]
 
-    monkeypatch.setattr(sockets.Wire, "_skip", counting)
+    monkeypatch.setattr(sockets.LoopSocket, "_skip", counting)
     header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])
     socket = bench.context.open(zmq.DEALER)
     socket.connect(f"tcp://{server.endpoint}")
@@ -473,13 +473,13 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     for peer in (sender, other):  # connecting is no part of a turn
         assert (await peer.request(b"hello", timeout_s=SOON_S)).head == b"hello"
     rests: list[float] = []
-    rest = sockets.Wire.pause
+    rest = sockets.LoopSocket.pause
 
-    def resting(wire: sockets.Wire, seconds: float) -> None:
+    def resting(wire: sockets.LoopSocket, seconds: float) -> None:
         rests.append(seconds)
         rest(wire, seconds if len(taken) < 6 else 0.5)
 
-    monkeypatch.setattr(sockets.Wire, "pause", resting)
+    monkeypatch.setattr(sockets.LoopSocket, "pause", resting)
     server.slow_down(True)
     futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
     await until(lambda: len(taken) >= 6)

@@ -114,7 +114,7 @@ def test_power_loss_keeps_what_was_synced_and_only_pieces_of_the_rest() -> None:
         file.fdatasync()
         files.sync_directory("/")
         file.pwrite([b"v" * 2048], 512)
-        disk.power_lost(random.Random(seed))
+        disk.on_power_lost(random.Random(seed))
         content = SimFiles(disk).open("/a").pread(4096, 0)
         assert content[:512] == b"s" * 512
         sectors = [content[at : at + 512] for at in range(512, len(content), 512)]
@@ -139,7 +139,7 @@ def test_a_direct_write_is_durable_when_it_returns_and_aligned() -> None:
     for buffers, offset in (([b"abc"], 0), ([bytes(4096)], 3)):
         with pytest.raises(OSError, match="Invalid argument"):
             file.pwrite(buffers, offset)
-    disk.power_lost(random.Random(1))
+    disk.on_power_lost(random.Random(1))
     assert SimFiles(disk).open("/a").pread(3, 0) == b"abc"
 
 
@@ -158,7 +158,7 @@ def test_power_loss_may_take_any_name_that_was_not_synced() -> None:
         file.fdatasync()
         files.rename("/new.tmp", "/old")
         files.remove("/kept")
-        disk.power_lost(random.Random(seed))
+        disk.on_power_lost(random.Random(seed))
         after = SimFiles(disk)
         assert after.open("/old").pread(9, 0) in (b"old", b"new"), "a rename is all or nothing"
         seen.add(tuple(after.list_directory("/")))
@@ -219,7 +219,7 @@ def test_what_a_failed_sync_dropped_is_not_synced_by_a_later_one() -> None:
     file.pwrite([b"kept"], 4)
     file.fdatasync()
     assert file.pread(8, 0) == b"lostkept"  # the cache still shows it
-    disk.power_lost(random.Random(1))
+    disk.on_power_lost(random.Random(1))
     assert SimFiles(disk).open("/a").pread(8, 0) == b"\0\0\0\0kept"
 
 

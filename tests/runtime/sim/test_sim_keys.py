@@ -9,7 +9,7 @@ import pytest
 from magnetar.proto import errors
 from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.network import Endpoint, Request
-from magnetar.runtime.peer.keys import KeyPair, PeerCalling, PeerListening
+from magnetar.runtime.peer.keys import KeyPair, PeerClientKeys, PeerServerKeys
 from magnetar.runtime.sim.world import Simulation
 
 ANY = Endpoint("127.0.0.1", 0)
@@ -38,13 +38,13 @@ async def start(simulation: Simulation, gate: Gate, *, keys: bool = True) -> tup
     own = network.new_keys()
 
     async def begin() -> Endpoint:
-        access = PeerListening(own, gate) if keys else None
+        access = PeerServerKeys(own, gate) if keys else None
         return (await network.serve_peers(ANY, SERVER_ID, service, access)).endpoint
 
     return await simulation.spawn("server", begin()), own
 
 
-async def ask(simulation: Simulation, endpoint: Endpoint, access: PeerCalling, times: int = 1) -> bytes:
+async def ask(simulation: Simulation, endpoint: Endpoint, access: PeerClientKeys, times: int = 1) -> bytes:
     async def run() -> bytes:
         peer = simulation.world("client").network.peer(endpoint, SERVER_ID, access)
         for _ in range(times):
@@ -60,7 +60,7 @@ def test_a_member_is_served_and_named() -> None:
         endpoint, server = await start(simulation, gate)
         own = simulation.world("client").network.new_keys()
         gate.names[own.public] = "broker/a"
-        assert await ask(simulation, endpoint, PeerCalling(server.public, own), times=2) == b"broker/a"
+        assert await ask(simulation, endpoint, PeerClientKeys(server.public, own), times=2) == b"broker/a"
 
     simulation = Simulation(seed=1)
     simulation.run(main())
@@ -81,7 +81,7 @@ def test_every_other_one_is_unauthorized(case: str) -> None:
         if case == "another's key":  # its public key, without the secret
             own = KeyPair("aa" * 32, bytes(32))
         with pytest.raises(errors.Unauthorized):
-            await ask(simulation, endpoint, PeerCalling(server.public, own))
+            await ask(simulation, endpoint, PeerClientKeys(server.public, own))
 
     simulation = Simulation(seed=1)
     simulation.run(main())
@@ -94,7 +94,7 @@ def test_a_server_with_another_key_is_not_used() -> None:
         own = simulation.world("client").network.new_keys()
         gate.names[own.public] = "broker/a"
         with pytest.raises(errors.ConnectionLost):
-            await ask(simulation, endpoint, PeerCalling("bb" * 32, own))
+            await ask(simulation, endpoint, PeerClientKeys("bb" * 32, own))
 
     simulation = Simulation(seed=1)
     simulation.run(main())

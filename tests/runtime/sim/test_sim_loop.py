@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds, _name_of, throw_into
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, RunTooLong, _name_of, throw_into
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 
 
@@ -80,9 +80,9 @@ def test_a_run_that_never_ends_is_stopped_by_its_bounds() -> None:
         while True:  # noqa: ASYNC110 - never ends on purpose
             await asyncio.sleep(1)
 
-    with pytest.raises(OutOfBounds, match="steps"):
+    with pytest.raises(RunTooLong, match="steps"):
         Simulation(1, steps_max=1000).run(spin())
-    with pytest.raises(OutOfBounds, match="virtual seconds"):
+    with pytest.raises(RunTooLong, match="virtual seconds"):
         Simulation(1, seconds_max=1000).run(tick())
 
 
@@ -224,7 +224,7 @@ def test_a_second_process_of_a_node_shares_its_disk_and_its_locks_and_ends_alone
     async def main() -> None:
         first = simulation.world("a")
         lock = first.files.lock("/lock")
-        second = simulation.second_process("a")
+        second = simulation.start_second_process("a")
         with pytest.raises(BlockingIOError):
             second.world.files.lock("/lock")
         running = simulation.spawn_in(second, asyncio.sleep(100))

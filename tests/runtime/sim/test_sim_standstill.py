@@ -107,9 +107,9 @@ def test_a_clogged_link_is_slow_until_it_is_not() -> None:
 
     async def scenario() -> tuple[float, float]:
         endpoint = await simulation.spawn("b", serve(simulation.world("b")))
-        simulation.wires.clog("a", "b", 2.0)
+        simulation.wires.delay_messages("a", "b", 2.0)
         slow, _ = await simulation.spawn("a", ask(simulation.world("a"), endpoint, 20.0))
-        simulation.wires.clog("a", "b", 0.0)
+        simulation.wires.delay_messages("a", "b", 0.0)
         fast, _ = await simulation.spawn("a", ask(simulation.world("a"), endpoint, 20.0))
         return slow, fast
 

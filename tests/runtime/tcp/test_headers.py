@@ -13,7 +13,7 @@ from magnetar.runtime.tcp.http2_frames import (
     FIELDS_MAX,
     FOLDED_BYTES_MAX,
     SIZE_UPDATES_MAX,
-    Code,
+    ErrorCode,
     Header,
     HeaderDecoder,
     ProtocolViolation,
@@ -49,7 +49,7 @@ def test_a_string_is_what_the_library_makes_of_it(rows: str) -> None:
     for size in (0, 1, 2, 3, 5, 10, 100, 1000):
         for _ in range(200 if size < 1000 else 20):
             text = rng.randbytes(size) if rng.random() < 0.5 else bytes(rng.choices(b"abcDEF012-_./ \x00\xff", k=size))
-            assert huffman.decode(coded(text)) == text
+            assert huffman.decode_huffman_text(coded(text)) == text
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -70,7 +70,7 @@ def test_what_is_no_string_is_refused_as_by_the_library(rows: str, seed: int) ->
                 data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             case 4:
                 data += b"\x00" * rng.randrange(3)
-        found = outcome(huffman.decode, bytes(data))
+        found = outcome(huffman.decode_huffman_text, bytes(data))
         assert found == outcome(decode_huffman, bytes(data)), bytes(data).hex()
         refused += found is None
     assert 50 < refused < 450
@@ -81,24 +81,24 @@ def test_a_call_makes_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         row.clear()
     text = random.Random(1).randbytes(4000)
     for number in range(1, 10):
-        assert huffman.decode(coded(text)) == text
+        assert huffman.decode_huffman_text(coded(text)) == text
         assert sum(map(bool, huffman._ROWS)) == number * huffman.ROWS_A_CALL
 
 
-def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | Code:
+def read(decoder: HeaderDecoder[list[Header]], data: bytes) -> list[Header] | ErrorCode:
     try:
         return decoder.decode(data)
     except ProtocolViolation as error:
         return error.code
 
 
-def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[Header] | Code:
+def read_by_library(decoder: hpack.Decoder, data: bytes) -> list[Header] | ErrorCode:
     try:
         return [(bytes(each[0]), bytes(each[1])) for each in decoder.decode(data, raw=True)]
     except hpack.OversizedHeaderListError:
-        return Code.ENHANCE_YOUR_CALM
+        return ErrorCode.ENHANCE_YOUR_CALM
     except (hpack.HPACKError, IndexError, ValueError):
-        return Code.COMPRESSION_ERROR
+        return ErrorCode.COMPRESSION_ERROR
 
 
 def a_block(rng: random.Random, encoder: hpack.Encoder) -> bytes:
@@ -147,7 +147,7 @@ def test_the_longest_headers_are_refused_as_by_the_library() -> None:
 def test_what_is_more_work_than_a_call_has_is_refused_before_it_is_decoded() -> None:
     for data in (b"\x82" * (FIELDS_MAX + 1), b"\x00\x01x" + b"\xff\x82\x7f" + bytes(FOLDED_BYTES_MAX + 1)):
         decoder: HeaderDecoder[list[Header]] = HeaderDecoder(lambda found: found, LIST_BYTES_MAX)
-        assert read(decoder, data) is Code.ENHANCE_YOUR_CALM
+        assert read(decoder, data) is ErrorCode.ENHANCE_YOUR_CALM
     assert read(HeaderDecoder(lambda found: found, LIST_BYTES_MAX), b"\x20" * (SIZE_UPDATES_MAX + 1)) is (
-        Code.COMPRESSION_ERROR
+        ErrorCode.COMPRESSION_ERROR
     )

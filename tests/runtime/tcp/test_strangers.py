@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
+from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
 from magnetar.runtime.descriptors import PROCESS, Descriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening, streams
@@ -35,7 +35,7 @@ class One:
 
 
 def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
-    strangers = UnauthenticatedConnections(Limits(connections=40))
+    strangers = UnauthenticatedConnections(CallerLimits(connections=40))
     assert strangers.count_max == 20
     honest, flood = One(), [One() for _ in range(100)]
     assert strangers.add(honest, "10.0.0.1:1")
@@ -47,7 +47,7 @@ def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
 
 
 def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None:
-    strangers = UnauthenticatedConnections(Limits(connections=4))
+    strangers = UnauthenticatedConnections(CallerLimits(connections=4))
     several = [One() for _ in range(4)]
     for each in several:
         each.is_busy = True
@@ -62,9 +62,9 @@ def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None
 
 def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Descriptors, "connections_max", 800)
-    assert UnauthenticatedConnections(Limits()).count_max == 100
+    assert UnauthenticatedConnections(CallerLimits()).count_max == 100
     monkeypatch.setattr(Descriptors, "connections_max", 8)
-    assert UnauthenticatedConnections(Limits()).count_max == STRANGERS_MIN
+    assert UnauthenticatedConnections(CallerLimits()).count_max == STRANGERS_MIN
 
 
 async def _echo(stream: ByteStream) -> None:
@@ -80,7 +80,7 @@ async def tls(tmp_path: Path) -> AsyncIterator[tuple[streams.TcpServing, ssl.SSL
     authority = Authority.make(tmp_path)
     files = authority.issue("server")
     serving = await streams.serve(
-        ANY, _echo, ListenerAccess(tls=TlsFiles(files.certificate, files.key), limits=Limits(connections=64))
+        ANY, _echo, ListenerAccess(tls=TlsFiles(files.certificate, files.key), limits=CallerLimits(connections=64))
     )
     try:
         yield serving, ssl.create_default_context(cafile=files.ca)
@@ -159,7 +159,7 @@ async def test_handshakes_under_way_end_with_the_listener(tls: tuple[streams.Tcp
 
 async def test_silent_connections_of_a_port_of_bytes_keep_no_honest_caller_out() -> None:
     """Also those of the same address, of which there are more than it may have streams; those that are known stay."""
-    limits = Limits(connections=64, streams_per_address=8)
+    limits = CallerLimits(connections=64, streams_per_address=8)
     serving = await streams.serve(ANY, _echo, ListenerAccess(limits=limits))
     port = serving.endpoint.port
     try:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
+from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import streams
-from magnetar.runtime.tcp.listening import listener_context
+from magnetar.runtime.tcp.listening import make_listener_tls_context
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 
@@ -34,7 +34,7 @@ async def _echo(stream: ByteStream) -> None:
 
 
 @asynccontextmanager
-async def _listening(tls: TlsFiles | None, limits: Limits = Limits()) -> AsyncIterator[int]:  # noqa: B008
+async def _listening(tls: TlsFiles | None, limits: CallerLimits = CallerLimits()) -> AsyncIterator[int]:  # noqa: B008
     serving = await streams.serve(ANY, _echo, ListenerAccess(tls=tls, limits=limits))
     try:
         yield serving.endpoint.port
@@ -139,11 +139,11 @@ def test_files_that_do_not_fit_are_refused_with_their_names(tmp_path: Path) -> N
     one, other = authority.issue("one"), authority.issue("other")
     for tls in (replace(one, key=other.key), replace(one, certificate=str(tmp_path / "none.pem"))):
         with pytest.raises(InvalidConfiguration, match=r"\.pem"):
-            listener_context(tls)
+            make_listener_tls_context(tls)
 
 
 async def test_an_address_has_so_many_connections_and_no_more() -> None:
-    async with _listening(None, Limits(streams_per_address=2)) as port:
+    async with _listening(None, CallerLimits(streams_per_address=2)) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert [await reader.read(100) for reader, _ in held] == [b"0 0 ", b"0 0 "]
         assert await _first_words(port) == b""

@@ -27,7 +27,7 @@ from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame
 from magnetar.broker.pulsar.translate import encode_ack_set, signed_long, unsigned_long
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
-from magnetar.client.core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
+from magnetar.client.core.batcher import Batcher, Callback, OutgoingBatch, OutgoingMessage, encode_batch_entry
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType
@@ -329,7 +329,7 @@ class PulsarProducer(_Handle):
         max_pending_messages: int,
     ) -> None:  # fmt: skip
         self._batcher = Batcher(0, messages_max=LINE, batching=batching_enabled)
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[OutgoingBatch] = deque()
         self._sent = 0  # of them on this connection
         self._timeout_s = send_timeout_millis / 1000
         self._pending_max = max_pending_messages
@@ -372,7 +372,7 @@ class PulsarProducer(_Handle):
         if self.connection is None or not self._name:
             return
         for batch in itertools.islice(self._pending, self._sent, None):
-            batch.entry = batch.entry or encode(batch, self._name, clock.wall_ms(), 0)
+            batch.entry = batch.entry or encode_batch_entry(batch, self._name, clock.wall_ms(), 0)
             send = pulsar.CommandSend(producer_id=self.number, sequence_id=batch.sequence_id)
             if batch.message is None:
                 send.num_messages, send.highest_sequence_id = batch.message_count, batch.highest
@@ -396,7 +396,7 @@ class PulsarProducer(_Handle):
         elif head is not None and asked.sequence_id > head.sequence_id:
             self._client.violations.append(f"receipt: of {asked.sequence_id}, and {head.sequence_id} has none yet")
 
-    def _done(self, batch: Batch, result: Result, place: tuple[int, int]) -> None:
+    def _done(self, batch: OutgoingBatch, result: Result, place: tuple[int, int]) -> None:
         for index, callback in enumerate(batch.callbacks):
             inside = index if batch.message is None and place[0] >= 0 else -1
             if callback is not None:

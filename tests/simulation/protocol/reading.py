@@ -61,7 +61,7 @@ class Reader:
             self._ask(read, effect)
             return
         self._read = None
-        if isinstance(effect, rd.ReadDone):
+        if isinstance(effect, rd.FinishRead):
             self._tries = 0
             for stored in effect.entries:
                 self.simulation.judge.was_read(self.ledger, stored)
@@ -82,7 +82,7 @@ class Reader:
         def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, lac, entries = found
             if status is Status.OK:
-                self.bound.raise_to(lac)
+                self.bound.raise_lac(lac)
                 self._learn(read, rd.EntriesRead(name, [self._frame(stored) for stored in entries]))
             elif status in CERTAIN:
                 self._learn(read, rd.EntryMissing(name))
@@ -130,7 +130,7 @@ class Reader:
 
         def answered(found: tuple[Status, int]) -> None:
             if found[0] is Status.OK:
-                self.bound.raise_to(found[1])
+                self.bound.raise_lac(found[1])
             self._later()
 
         self.simulation.network.request(

@@ -80,7 +80,7 @@ class Recoverer:
                 self._write_back(effect)
             elif isinstance(effect, r.CloseRecovered):
                 self._close(effect)
-            elif isinstance(effect, r.Finish):
+            elif isinstance(effect, r.FinishRecovery):
                 self.simulation.judge.ended(self.ledger, effect.record.last_entry, effect.record.length)
                 self.done(effect.record)
             else:

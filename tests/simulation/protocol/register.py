@@ -22,7 +22,7 @@ DEADLINE_S = 3.0
 PAUSE_S = 0.02
 
 Decide = Callable[[LedgerRecord | None], m.Transition | None]
-Outcome = LedgerRecord | m.Refused | None
+Outcome = LedgerRecord | m.TransitionRefused | None
 """The record as stored; a refusal; None: unknown, the write may have happened or not."""
 
 

@@ -174,11 +174,11 @@ class WriterClient:
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
-            elif isinstance(effect, w.Confirm):
+            elif isinstance(effect, w.ConfirmEntries):
                 if simulation.tracing:
                     simulation.story(f"{self.client.name} confirms entry {effect.add.entry} of ledger {self.ledger}")
                 simulation.judge.confirmed(self.ledger, effect.add.entry, core)
-            elif isinstance(effect, w.Fail):
+            elif isinstance(effect, w.FailEntries):
                 self._failed(effect)
             elif isinstance(effect, w.ChangeEnsemble):
                 self._change(core, effect)
@@ -187,7 +187,7 @@ class WriterClient:
         for (slot, name), adds in sends.items():
             self._send(core, slot, name, adds, 0)
 
-    def _failed(self, effect: w.Fail[bytes]) -> None:
+    def _failed(self, effect: w.FailEntries[bytes]) -> None:
         entry, why = effect.add.entry, effect.why.name
         self.simulation.story(f"{self.client.name}: entry {entry} of ledger {self.ledger} ends {why}")
         self.simulation.judge.failed(self.ledger, entry, effect.why)

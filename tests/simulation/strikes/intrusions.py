@@ -16,7 +16,7 @@ from typing import Any
 
 from magnetar.bookie.disk_monitor import DiskMonitor
 from magnetar.bookie.maintenance.garbage import GarbageCollector
-from magnetar.bookie.maintenance.limbo import LimboExit
+from magnetar.bookie.maintenance.limbo import LimboRestorer
 from magnetar.bookie.maintenance.repair import Auditor, RepairSupervisor
 from magnetar.bookie.maintenance.repair_worker import RepairWorker
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
@@ -30,7 +30,7 @@ from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
 from magnetar.runtime.network import Channel, Endpoint, World, rpc
-from magnetar.runtime.peer.keys import CLEAR, PeerCalling
+from magnetar.runtime.peer.keys import CLEAR, PeerClientKeys
 from magnetar.runtime.sim.loop import SimTask, throw_into
 from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed
@@ -55,7 +55,7 @@ WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 
 KEEPERS = {
     _name(Registration, "run"), _name(DiskMonitor, "run"), _name(GarbageCollector, "run_forever"),
-    _name(LimboExit, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairSupervisor, "run"),
+    _name(LimboRestorer, "run"), _name(Scrubber, "run"), _name(EntryRepairer, "run"), _name(RepairSupervisor, "run"),
     _name(Auditor, "run"), _name(RepairWorker, "run"), _name(Broker, "_follow_session"),
     _name(Broker, "_maintain_topics"), _name(Broker, "_sweep"),
 }  # fmt: skip
@@ -142,7 +142,7 @@ async def _talk_to_bookie(cluster: Cluster, world: World, rng: random.Random, na
     identity = bookie._identity.uuid if rng.random() < 0.9 else rng.randbytes(16)
     keys = CLEAR
     if cluster.security is not None and rng.random() < 0.7:  # it read the bookie's key, and has one of its own
-        keys = PeerCalling(bookie._serving.key, world.network.new_keys())
+        keys = PeerClientKeys(bookie._serving.key, world.network.new_keys())
     peer = world.network.peer(Endpoint("127.0.0.1", port), identity, keys)
     for _ in range(rng.randint(1, 20)):
         frames = [_noise(rng) for _ in range(rng.randrange(4))]
@@ -200,7 +200,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
     node, first = cluster.simulation.node(name), cluster.simulation.node(name).process
     if name not in cluster.serving or first is None:
         return
-    twin = cluster.simulation.second_process(name)
+    twin = cluster.simulation.start_second_process(name)
     cluster.simulation.add_line(f"fault: a twin of {name} starts")
 
     async def start() -> None:

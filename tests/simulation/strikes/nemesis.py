@@ -145,8 +145,8 @@ def _flap(cluster: Cluster, rng: random.Random) -> None:
 
 def _clog(cluster: Cluster, rng: random.Random) -> None:
     source, target = _pair(cluster, rng)
-    cluster.simulation.wires.clog(source, target, rng.uniform(0.05, 1.0))
-    cluster.later(_down(cluster, rng), cluster.simulation.wires.clog, source, target, 0.0)
+    cluster.simulation.wires.delay_messages(source, target, rng.uniform(0.05, 1.0))
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.delay_messages, source, target, 0.0)
 
 
 def _metadata_down(cluster: Cluster, rng: random.Random) -> None:
@@ -189,8 +189,8 @@ def _mute(cluster: Cluster, rng: random.Random) -> None:
         dies, writers = _written(cluster, rng), cluster.broker_names or [WRITER]
         for writer, name in itertools.product(writers, cluster.bookie_names):
             if name != dies:
-                cluster.simulation.wires.clog(writer, name, 0.8)
-                cluster.later(3.0, cluster.simulation.wires.clog, writer, name, 0.0)
+                cluster.simulation.wires.delay_messages(writer, name, 0.8)
+                cluster.later(3.0, cluster.simulation.wires.delay_messages, writer, name, 0.0)
         cluster.later(rng.uniform(0.0, 1.0), cluster.simulation.crash, dies)
 
 

@@ -86,8 +86,8 @@ class _Rest:
         for report in observer.damaged:
             return f"damaged entries: {report}"
         for name in cluster.bookie_names:
-            if cluster.bookies[name].limbo_exit.limbo_upto >= 0:
-                return f"{name}, which is in limbo: {cluster.bookies[name].limbo_exit.blocked}"
+            if cluster.bookies[name].limbo_restorer.limbo_upto >= 0:
+                return f"{name}, which is in limbo: {cluster.bookies[name].limbo_restorer.blocked}"
         for process in (*(cluster.bookies[name] for name in cluster.bookie_names), *cluster.brokers.values()):
             for task, why in process.background.failure_reasons.items():
                 return f"{task}, which does not run as it should: {why}"

@@ -102,7 +102,7 @@ class Walk:
             self.files, FOLDER, UUID, rng, mock.Mock(), segment_bytes=SEGMENT_BYTES,
             first_segment_bytes=rng.choice((3, 10)) * ALIGNMENT, spares_max=2, direct=self.direct,
         )  # fmt: skip
-        self.segments.tidy()
+        self.segments.adopt_spares()
         self.segment: Segment | None = None
         try:
             self.begun(self.end)
@@ -267,9 +267,9 @@ class Walk:
                 self.begun(JournalPosition(*self.beginning))
         self.disk.faults.clear()
         if self.rng.random() < 0.7:
-            self.disk.power_lost(self.rng)
+            self.disk.on_power_lost(self.rng)
         else:
-            self.disk.process_died()
+            self.disk.on_process_died()
         start = JournalPosition(self.end.journal + 1, ALIGNMENT)
         reader = JournalReader(self.files, FOLDER, UUID, start)
         replayed: list[int] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, chunk_dead_letter, dead_letters_of
 from magnetar.proto.entry import (
-    broker_part,
-    client_part,
     decode_batch,
     encode_batch,
+    encode_broker_part,
+    encode_client_part,
     encode_entry,
     item_prefix,
     parse_header,
@@ -32,7 +32,7 @@ def batch(*payloads: bytes, compression: int = 0) -> bytes:
         single.properties.add(key="n", value=str(number))
         items += [item_prefix(single), payload]
     metadata = MessageMetadata(producer_name="p", sequence_id=50, publish_time=1, compression=compression)
-    return broker_part(99, 5) + encode_batch(metadata, items, len(payloads))
+    return encode_broker_part(99, 5) + encode_batch(metadata, items, len(payloads))
 
 
 def test_each_message_that_is_not_acknowledged_is_a_letter_of_its_own() -> None:
@@ -89,7 +89,7 @@ def test_a_chunk_keeps_its_bytes_its_keys_and_its_place_in_the_message() -> None
         ordering_key=b"\xff", encryption_param=b"iv",
     )  # fmt: skip
     metadata.encryption_keys.add(key="k", value=b"v")
-    letter = chunk_dead_letter(SOURCE, broker_part(99, 5) + client_part(metadata, b"ciphertext"), 1234)
+    letter = chunk_dead_letter(SOURCE, encode_broker_part(99, 5) + encode_client_part(metadata, b"ciphertext"), 1234)
     header = parse_header(letter)
     found = header.metadata
     assert letter[header.payload_offset :] == b"ciphertext"
@@ -97,6 +97,6 @@ def test_a_chunk_keeps_its_bytes_its_keys_and_its_place_in_the_message() -> None
     assert (found.compression, found.uncompressed_size, found.ordering_key) == (2, 99, b"\xff")
     assert (found.encryption_param, found.encryption_keys[0].value) == (b"iv", b"v")
     assert found.uuid != "u", "two subscriptions may have one dead-letter topic"
-    assert found.uuid == parse_header(chunk_dead_letter(SOURCE, client_part(metadata, b"x"), 5)).metadata.uuid
+    assert found.uuid == parse_header(chunk_dead_letter(SOURCE, encode_client_part(metadata, b"x"), 5)).metadata.uuid
     assert not found.HasField("deliver_at_time")
     assert found.schema_version == b"12345678", "who publishes it makes it a version of this topic"

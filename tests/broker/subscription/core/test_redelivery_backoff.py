@@ -15,7 +15,7 @@ from magnetar.broker.subscription.core.redelivery_backoff import (
     DeadLetterPolicy,
     letter_policy_of,
 )
-from magnetar.proto.applied import Applied
+from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.names import Position, TopicName
 
 HERE = TopicName.parse("persistent://public/default/t-partition-3")
@@ -33,12 +33,12 @@ def test_the_ladder_is_climbed_and_its_last_step_stays() -> None:
 
 
 def test_a_subscription_lays_down_its_own_policy_over_the_topics() -> None:
-    applied = replace(Applied(), dead_letter_max_redeliver_count=5, dead_letter_backoff_s=(1.0,))
+    applied = replace(AppliedPolicies(), dead_letter_max_redeliver_count=5, dead_letter_backoff_s=(1.0,))
     assert letter_policy_of(applied, {}) == DeadLetterPolicy(5, "", (1.0,))
     own = {MAX_COUNT: "2", TOPIC: "grave", LADDER: "0.5, 2"}
     assert letter_policy_of(applied, own) == DeadLetterPolicy(2, "grave", (0.5, 2.0))
     assert letter_policy_of(applied, {MAX_COUNT: "many", LADDER: "slow"}) == DeadLetterPolicy(5, "", (1.0,))
-    assert not letter_policy_of(Applied(), {})
+    assert not letter_policy_of(AppliedPolicies(), {})
 
 
 def test_the_dead_letter_topic_is_that_of_all_partitions() -> None:
