@@ -90,7 +90,7 @@ thread too.""",
         also="\n\n`reader_listener(reader, message)` is called in a thread of its own.",
     ),
 }
-TYPES = (("Topics", "aio.Topics"), ("InTransaction", "Transaction"), ("Listener", "Callable[[str, Any], object]"))
+TYPES = (("Topics", "aio.Topics"), ("TransactionPort", "Transaction"), ("Listener", "Callable[[str, Any], object]"))
 """What a type of asyncio is called there."""
 
 MARK = f"# {'-' * 103} written\n"

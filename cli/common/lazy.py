@@ -81,7 +81,9 @@ class LazyGroup(click.Group):
         assert not unknown, f"aliases of commands that do not exist: {unknown}"
 
     def _of_rows(self) -> Mapping[str, LazyCommand]:
-        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_row_commands(self.name) if self.with_rows else {}
+        if not self.with_rows:
+            return {}
+        found: Mapping[str, LazyCommand] = import_module(ROW.module, _CLI).make_row_commands(self.name)
         return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:

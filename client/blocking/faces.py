@@ -299,7 +299,7 @@ class ProducerFace(ForkReopenedFacade[AsyncProducer]):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
-        txn: TransactionPort | None = None,
+        txn: Transaction | None = None,
     ) -> list[MessageId]:
         """Sends all messages and returns their ids in the order of `contents`.
 
@@ -383,7 +383,7 @@ class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
         """Returns the name of the consumer, given by the program or by the broker."""
         return self._inner.consumer_name()
 
-    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: TransactionPort | None = None) -> None:
+    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
         """Acknowledges this message and all messages before it in its partition; `txn` as in `acknowledge`. Raises
         CumulativeAcknowledgementNotAllowedError for Shared and KeyShared.
         """
