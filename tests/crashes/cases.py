@@ -230,7 +230,7 @@ async def _read_all(stage: Stage, said: Sequence[str]) -> None:
 
 
 CASES = {
-    "owner": Case(("lock_directory", "_make_cookie", "count_start"), _three_starts, _claim_again),
+    "owner": Case(("lock_directory", "_make_cookie", "record_start"), _three_starts, _claim_again),
     "loss": Case(("DataLossLog._write", "rebuild_index"), _loss, _start_after_loss),
     "nothing-to-lose": Case(("DataLossLog.delete_log",), _nothing_to_lose, _start_without_loss),
     "scrub": Case(("rewrite_table",), _scrub, _read_all),

@@ -34,8 +34,8 @@ async def fill(store: Store, ledger: int, entries: range, size: int = 300) -> No
 
 def test_the_steps_stand_in_the_order_of_the_protocol() -> None:
     assert tuple(step.__name__ for step in checkpoint.STEPS) == (
-        "capture_mark",
-        "swap",
+        "capture_position",
+        "swap_memtable",
         "write_entries",
         "write_index",
         "write_ledgers",

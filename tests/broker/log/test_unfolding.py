@@ -129,7 +129,7 @@ async def test_a_bomb_takes_what_it_declares_and_no_more_and_counts_as_an_entry_
     assert not entry.find_slots()
     head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3, compression=3)
     head.uncompressed_size = DECLARED[damage]
-    payload = unfolding.parse_stored(part).payload_offset
+    payload = unfolding.parse_stored_head(part).payload_offset
     metadata, body = head.SerializeToString(), part[payload:]
     body = body[: len(body) // 2] if damage == "torn" else body
     wrong = part[:6] + len(metadata).to_bytes(4, "big") + metadata + body

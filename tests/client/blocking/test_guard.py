@@ -59,7 +59,7 @@ def test_everything_that_the_loop_calls_goes_through_the_guard() -> None:
                 continue
             if node.func.attr not in SCHEDULERS or (path.name, node.func.attr) in BY_ITSELF:
                 continue
-            if not any(isinstance(each, ast.Name) and each.id == "run_logged" for each in node.args):
+            if not any(isinstance(each, ast.Name) and each.id == "run_logging_errors" for each in node.args):
                 found.append(f"{path.name}:{node.lineno} {node.func.attr}")
     assert not found, "call it by client/common/loggers.py, spawn it by runtime/tasks.py"
 

@@ -18,7 +18,7 @@ def last():
         print("AlreadyClosed:", error)
 
 atexit.register(last)
-thread = loop_thread.loop_thread()
+thread = loop_thread.shared_loop_thread()
 atexit.register(lambda: print("before the end:", thread.run(asyncio.sleep(0, "it runs"))))
 """
 
@@ -26,7 +26,7 @@ FORK = """
 import asyncio, os, sys
 from magnetar.client.blocking import loop_thread
 
-loop_thread.loop_thread().run(asyncio.sleep(0))
+loop_thread.shared_loop_thread().run(asyncio.sleep(0))
 child = os.fork()
 if child == 0:
     sys.exit(7)

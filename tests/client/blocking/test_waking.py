@@ -81,7 +81,7 @@ class Handler:
             message.permits = -message.permits
         self.attended = self.granted
 
-    def on_interrupted(self) -> None:
+    def on_take_interrupted(self) -> None:
         self.attended = self.granted
 
 

@@ -591,7 +591,7 @@ def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.Monkey
     """What the border lets through by mistake, and no codec takes."""
     from magnetar.client.core import chunking as core
 
-    encode = core.encode
+    encode = core.encode_batch_entry
 
     def picky(batch: Any, *rest: Any) -> bytes:
         if batch.items[1] == b"bad":
