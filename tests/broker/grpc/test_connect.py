@@ -395,7 +395,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
 
 async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     class Unread:
-        queued_bytes, left_bytes = connection.OUT_BYTES + 1, 0
+        queued_bytes, sent_bytes = connection.OUT_BYTES + 1, 0
         gone = asyncio.Event()
 
         async def wait_sent(self, offset: int) -> None:
