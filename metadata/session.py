@@ -193,8 +193,7 @@ class SessionStore(MetadataStore):
 #     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──stop_reconnecting()──▶ ended (SessionExpired)
 #
 # The owner of the sessions calls `suspend` when one is lost, and `set_session` with the next one. The ephemerals of the
-# lost
-# session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
+# lost session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
 #
 # - *Suspended*, or lost without `suspend`: a call waits for the next session up to CALL_TIMEOUT_S, then Unavailable:
 #   definitely not done. So no bundle is claimed, and no ledger is begun (ledger protocol §3.2).

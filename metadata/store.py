@@ -149,8 +149,7 @@ Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]
 # Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
 #
 # A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `find_readable`: a
-# record
-# that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
+# record that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
 #
@@ -227,8 +226,7 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
 # Changes nodes safely: read, check, transform, compare-and-set; and the same for typed records.
 #
 # `update_nodes` is the one loop of every change of records (after BookKeeper's MetadataUpdateLoop); `update_node` is
-# its
-# case of one node:
+# its case of one node:
 #
 #     1. read the nodes, in order
 #     2. each `transform(current)`: the new value; None or the same bytes: this node stays; raises: give up
@@ -242,8 +240,7 @@ def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
 # So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and have no
 # effects: it is called at most once per attempt. A change that content cannot recognise (a counter) must be harmless
 # when it happens twice: `allocate_ids` then wastes a block of ids, and never allocates an id twice. Attempts and time
-# are
-# bounded; the final error is definite only when no attempt was unknown. Guarded by test_update.py.
+# are bounded; the final error is definite only when no attempt was unknown. Guarded by test_update.py.
 
 
 ATTEMPTS_MAX = 100

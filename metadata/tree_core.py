@@ -219,9 +219,8 @@ def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
 #
 # The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
 # the revision that it has seen; `changes_since` returns the changes after it. So a slow watcher costs nothing and grows
-# no
-# queue. A watcher gets `WatchReset` when changes after its revision have left the history, or when its revision is in
-# the
+# no queue. A watcher gets `WatchReset` when changes after its revision have left the history, or when its revision is
+# in the
 # future (an older tree replaced this one): it lists again, and continues after the revision that Reset names. The
 # changes of one revision are returned together or not at all. Guarded by test_history.py.
 

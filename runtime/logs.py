@@ -145,8 +145,7 @@ class JsonFormatter(logging.Formatter):
 # An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its
 # role, whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the
 # same result, has that bound. `removed_entries` says how many more there were: in the next such line, or in one of its
-# own
-# when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
+# own when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
 
 
 _LOG = logging.getLogger(AUDIT)

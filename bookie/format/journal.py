@@ -55,8 +55,7 @@ from ...proto.checksum import JOINED_BYTES_MIN
 #
 # `number` is the one in the file's name (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
 # file under a wrong name or with a broken checksum is `DamagedFile`, a whole one of another bookie `ForeignFile`, a
-# newer
-# version `NewerFormat`.
+# newer version `NewerFormat`.
 #
 # The versions are those of proto/versions.py. Example: magic "MGN-MARK", uuid 16 × 0x11, number 7:
 # `4d474e2d4d41524b 0001 0000 11…11 0000000000000007 0…0 0…0 <crc32c> 0000000000000000`.

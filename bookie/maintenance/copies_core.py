@@ -393,8 +393,7 @@ def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> St
 # How fast a worker may copy: a bucket of bytes that fills with the time. Pure.
 #
 # `reserve` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of
-# the
-# rate and may go below zero, so a batch is never split and the mean is kept.
+# the rate and may go below zero, so a batch is never split and the mean is kept.
 # Guards: tests/bookie/maintenance/test_pace.py.
 
 

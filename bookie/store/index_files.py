@@ -53,9 +53,8 @@ from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 # descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_checkpoint` when it swaps the memtable, `pending_changes` for the worker, which encodes and
-# merges
-# (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
-# `has_unwritten`: there is
+# merges (`PendingChanges.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the
+# mark. `has_unwritten`: there is
 # something to write, also when there were no entries (#4843).
 
 

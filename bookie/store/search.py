@@ -122,9 +122,8 @@ async def _load(
 # other copy be deleted (bookie/maintenance). So an entry is held when it is in the index, which a mark covers, or when
 # it is
 # in memory and the journal is synced after the lookup: `find_held` seals before it returns. An entry for which the
-# journal
-# had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_of`), even if an older copy is
-# in a log.
+# journal had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_of`), even if an older
+# copy is in a log.
 #
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
 # compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a

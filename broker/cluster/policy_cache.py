@@ -269,9 +269,8 @@ def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
 #     async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 #
 # First yields all topics (`TopicList`), unless the caller names the last revision that it got; then each `TopicAdded`
-# and
-# `TopicRemoved`, in the order of the changes, and `TopicList` again if the history of the metadata is lost. So nothing
-# is
+# and `TopicRemoved`, in the order of the changes, and `TopicList` again if the history of the metadata is lost. So
+# nothing is
 # missed, across reconnects and from one broker to the next. The same change may be reported twice, which is harmless:
 # one between the revision and the list, a record that changes, and all after the reported revision, which both watches
 # have reached.

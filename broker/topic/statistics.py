@@ -162,8 +162,7 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
 # Examining a topic's log for an operator: single messages, and exactly what a subscription has left.
 #
 # `analyze_backlog` reads the backlog as far as it must: where nothing after the mark is acknowledged, the index gives
-# the
-# number of messages there and nothing is read; ledgers with holes or partly acknowledged batches are read,
+# the number of messages there and nothing is read; ledgers with holes or partly acknowledged batches are read,
 # `entries_max` at most.
 
 

@@ -114,8 +114,7 @@ class Transaction(TransactionFace):
 #     half.commit()                       or rollback()
 #
 # Ctrl-C during `commit` and `rollback`: they go on (client/blocking/loop_thread.py, `ProcessBoundFacade`). Ctrl-C
-# during
-# `prepare` rolls back. Guards: tests/client/blocking/test_blocking_halves.py.
+# during `prepare` rolls back. Guards: tests/client/blocking/test_blocking_halves.py.
 
 
 class Half(HalfFace):

@@ -202,8 +202,7 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
 # A reader keeps its `ReaderStart` itself and leaves out what is before it. The cursor of a subscription that lasts
 # belongs to
 # the broker, and others may move it: a seek names the first message that is wanted (`first_wanted_id`), and what the
-# broker
-# then delivers is all shown.
+# broker then delivers is all shown.
 
 
 BATCH_INDEX_MAX = 2**31 - 1

@@ -317,8 +317,7 @@ class FrameAllowance:
 # What leaves has no state: each header is a literal that is not indexed, so the block of a call is made once and sent
 # as it is for each call. What comes is decoded here, with the tables of the library `hpack`, which is the reference of
 # the tests: it takes two to ten times as long, and twenty times for a long string in Huffman's code (http2_frames.py).
-# As
-# long as the other end has not used the dynamic table, a block is decoded once for a connection: the same bytes mean
+# As long as the other end has not used the dynamic table, a block is decoded once for a connection: the same bytes mean
 # the same again. Guarding tests: tests/runtime/tcp/test_headers.py, tests/runtime/tcp/test_patience.py.
 
 

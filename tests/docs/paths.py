@@ -1,13 +1,15 @@
 """Paths in docs/ follow their symbols: `a/b.py` `Symbol` is corrected when another module defines the symbol.
 
-Only where the named file is of the product and does not define it, and exactly one module of the product does;
-anything else is for a reader to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
+Only where exactly one module of the product defines it, and the named file is gone, or is a neighbour of that module in
+its folder: elsewhere a symbol of that name is another one, and the named one was renamed. That is for a reader to
+decide; tests/test_map.py and tests/docs/test_names.py say what is wrong.
 """
 
 from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
 from tests import layout
 
@@ -32,5 +34,7 @@ def _pair(match: re.Match[str]) -> str:
     path, symbol = match.groups()
     paths = _defined().get(symbol, ())
     if path in paths or len(paths) != 1 or path.startswith("tests/"):
+        return match[0]
+    if (layout.ROOT / path).exists() and Path(path).parent != Path(paths[0]).parent:
         return match[0]
     return f"`{paths[0]}` `{symbol}`"

@@ -41,8 +41,7 @@ from .writer import LogWriter, WrittenEntries
 #
 # A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never
 # stored, always counted again (BookKeeper #4607). `plan_logs` gives each log one action and its reason, the first row
-# that
-# fits:
+# that fits:
 #
 # | reason | action | |
 # |---|---|---|

@@ -211,8 +211,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
 # one stays one entry with its ciphertext: a batch goes as a whole, with the messages in it that are acknowledged.
 #
 # A message in chunks is one message: each of its chunks is copied with its bytes (`chunk_dead_letter`), under one name,
-# the
-# place of its last chunk as its origin, and a uuid that is the copy's own. A chunk of a message that is not whole is
+# with the place of its last chunk as its origin and a uuid of the copy's own. A chunk of a message that is not whole is
 # sent unchanged, as the payload of one message. Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 
 
