@@ -19,7 +19,7 @@ PROGRAM = """
 import asyncio, os, signal, sys, time
 from magnetar.runtime import parent as parents
 from magnetar.runtime import schedule_core as schedule
-from magnetar.runtime.parent import Parent, Spec
+from magnetar.runtime.parent import Parent, ProcessSpec
 from magnetar.runtime.child import Frame, Kind, encode_frame
 from magnetar.runtime.process import run
 
@@ -31,7 +31,7 @@ async def serve(child):
     child.report_ready(url=child.name)
     if child.name == "asker":
         await asyncio.sleep(0.2)
-        others = await child.ask_others()
+        others = await child.ask_metrics_of_others()
         pages = sorted((name, page.decode()) for name, page in others.pages.items())
         print("pages", pages, others.restarts, flush=True)
     try:
