@@ -297,15 +297,15 @@ class Pump:
         self._due = False
         if self._closed:
             return
+        if self.is_moving:
+            self.blocked = Blocked.MOVING
+            return  # the store wakes it when that is durable; nothing wakes that of a topic which closes
         self._hand_out_some()
         if self._delayed is not None and self._delayed.core.count:
             self._delayed.set_timer(self._dispatcher)  # also for what was just held
 
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
-        if self.is_moving:
-            self.blocked = Blocked.MOVING
-            return  # the store wakes it when that is durable
         returns, policy = self._returned, self._dispatcher.policy
         while (returns is not None and returns.waiting and not returns.return_some()) or not policy.rebalance(
             SLOTS_AT_ONCE

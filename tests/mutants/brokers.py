@@ -121,13 +121,13 @@ def key_moves_with_its_owner(stack: Stack) -> None:
 
 def seek_answered_after_its_messages(stack: Stack) -> None:
     """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
-    honest = Pump._hand_out_some
+    honest = Pump.hand_out
 
     def hand_out(self: Pump) -> None:
         self.is_moving = False
         honest(self)
 
-    put(stack, Pump, "_hand_out_some", hand_out)
+    put(stack, Pump, "hand_out", hand_out)
 
 
 def redelivery_is_free(stack: Stack) -> None:

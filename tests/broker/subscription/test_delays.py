@@ -432,6 +432,24 @@ async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
         assert len(await consumer.receive_payloads(5)) == 5
 
 
+async def test_while_a_seek_or_a_close_holds_what_is_due_the_loop_does_not_turn_in_circles(
+    tmp_path: Path, rings: list[None]
+) -> None:
+    async with deployment(tmp_path) as at:
+        consumer = await at.consumer("s", type=SHARED)
+        await delayed(at, 5, 1000)
+        subscription(at).pump.is_moving = True
+        at.clock.ahead_s += 2
+        rings.clear()
+        await until(lambda: len(rings) > 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(rings) < 5
+        subscription(at).pump.is_moving = False
+        subscription(at).pump.wake()
+        assert len(await consumer.receive_payloads(5)) == 5
+
+
 async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
