@@ -60,7 +60,7 @@ PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
 @dataclass
 class Load:
-    """What is asked for, and where."""
+    """The load of one benchmark, as the command line gives it: its server, topics, sizes and rates."""
 
     session: Session
     kind: str

@@ -150,8 +150,8 @@ class LoadedGroup:
     """The part of an index group of `log` that stays in memory; the group begins at `offset` of the index file. Must be
     made in a worker.
 
-    Extents must ascend by ledger. Made by `Group(log, offset, extents)`, or by `LoadedGroup.start` and then `feed` with
-    slices of the heads' bytes, each of whole pages.
+    Extents must ascend by ledger. Made by `LoadedGroup(log, offset, extents)`, or by `LoadedGroup.start` and then
+    `feed` with slices of the heads' bytes, each of whole pages.
     """
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
@@ -170,7 +170,7 @@ class LoadedGroup:
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> LoadedGroup:
-        """Returns a group of `extents` extents; the caller must then feed all its heads."""
+        """Returns a group for `extents` extents, still without their heads: it may be used once `feed` has got all."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group

@@ -183,8 +183,8 @@ class BookKeeperNames:
         self._recent = RecentQuantiles()
 
     def add(self, page: MetricsPage, bookie: str) -> None:
-        """Adds the metrics of `bookie` that are on the page a second time. A metric that is missing there gets no
-        second name."""
+        """Adds each metric of `bookie` once more, under BookKeeper's name for it. One that is not on the page is left
+        out."""
         labels = (("bookie", bookie),)
         for second in SECOND:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."

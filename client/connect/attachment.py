@@ -262,7 +262,8 @@ class Attachment:
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """Stops attempts to open the owner: none begins any more, and one in flight is cancelled."""
+        """Stops attempts to open the producer or consumer at its broker: none begins any more, and one in flight is
+        cancelled."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()

@@ -69,7 +69,7 @@ class CompactionAction(enum.Enum):
 
 
 class ActionReason(enum.Enum):
-    """The reason for an action; `plan_logs` has the rules."""
+    """Why the mover keeps, moves or deletes an entry log; `plan_logs` has the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"

@@ -84,8 +84,8 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def letter_policy_of(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Returns the policy of a subscription. Each value is that of the subscription's properties, else of the topic, the
-    namespace, or the broker. A property that does not parse counts as not set."""
+    """Returns the dead-letter policy of a subscription. Each value is that of the subscription's properties, else of
+    the topic, the namespace, or the broker. A property that does not parse counts as not set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := parse_number(own_count)) is not None:
