@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,35 @@ async def test_a_producer_of_a_deleted_topic_does_not_fence_who_has_the_one_that
         with pytest.raises(ProducerFencedError):
             await old.send(b"of the old one")
         await new.send(b"new")
+
+
+async def test_one_that_returns_does_not_fence_who_takes_the_topic_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The taker's epoch is not stored yet, and the one that returns has that of a topic of this name which is gone."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        await TestProducer(running.world, broker, TOPIC, "first").opened()
+        log, go_on = broker.topics[TOPIC].log, asyncio.Event()
+        commit = log.commit_fields
+
+        async def slow(**fields: Any) -> None:
+            await go_on.wait()
+            await commit(**fields)
+
+        monkeypatch.setattr(type(log), "commit_fields", lambda self, **fields: slow(**fields))
+        taking = asyncio.create_task(TestProducer(
+            running.world, broker, TOPIC, "new", access_mode=EXCLUSIVE_WITH_FENCING
+        ).opened())  # fmt: skip
+        async with asyncio.timeout(10):
+            while not any(each.name == "new" for each in broker.topics[TOPIC].producers):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "old", access_mode=EXCLUSIVE_WITH_FENCING, topic_epoch=5
+            ).opened()
+        go_on.set()
+        await (await taking).send(b"new")
 
 
 async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:
