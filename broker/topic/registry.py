@@ -50,7 +50,7 @@ class ProducerRegistry:
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
             topic.admission.check_producer(topic.applied, producer, self._here.values())
         epoch, created_ms = topic.log.record.epoch, topic.log.record.created_ms
-        if self._epochs is not None and self._epochs.locked():  # another producer has the next one; it is not stored yet
+        if self._epochs is not None and self._epochs.locked():  # another one has the next epoch; it is not stored yet
             epoch = next_epoch(epoch, created_ms)
         change = judge_epoch(producer.mode, producer.epoch, epoch)
         if change is EpochChange.FENCED:
