@@ -340,6 +340,8 @@ class TxnJoins:
         if core.is_full(txn):
             raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
         if core.begin_resolving(txn) is TxnPhase.ENDED:
+            if not self._is_writer(txn, owner):
+                await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn, owner)
