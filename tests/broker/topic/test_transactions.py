@@ -12,6 +12,7 @@ from magnetar.broker.log.appender import Appender
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.transactions_core import TxnPhase
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -206,6 +207,25 @@ async def test_a_settlement_that_comes_during_the_join_wins(tmp_path: Path, coor
         answer.set()
         assert isinstance(from_wire((await producer.next("failed")).error), TransactionEnded)
         assert topic.log.shape.end_index == 0
+
+
+async def test_another_role_does_not_learn_that_a_transaction_has_ended_here(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Entries of it are still on their way, so the topic knows that it ended; whose it is, its coordinator knows."""
+    async with cluster(tmp_path) as running:
+        topic, txn = await loaded(running.brokers[0]), coordinator.begin()
+        coordinator.owners[txn] = "billing"
+        await topic.transactions.joins.join(txn, "billing")
+        core = topic.transactions.core
+        assert core is not None
+        core.known[txn].phase = TxnPhase.ENDED
+        coordinator.states[txn] = TxnState.ABORTED
+        topic.transactions.joins.discard(txn)
+        with pytest.raises(InvalidRequest, match="never given"):
+            await topic.transactions.joins.join(txn, "thief")
+        with pytest.raises(TransactionEnded):
+            await topic.transactions.joins.join(txn, "billing")
 
 
 # ------------------------------------------------------------------------------------- numbers
