@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from types import CoroutineType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -78,12 +78,22 @@ def parse_setting_value(name: str, text: str) -> dict[str, Any]:
     """Returns the field of Policies or RuntimeSettings for a setting, with its value parsed from `text`. Raises
     InvalidRequest."""
     ours = parse_setting_name(name)
+    kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME else Policies
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
-        found = msgspec.convert({ours: value}, RuntimeSettings if ours in RUNTIME else Policies, strict=False)
+        found = msgspec.convert({ours: value}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidRequest(str(error)) from error
+        words = _words_of(get_type_hints(kind)[ours])
+        reason = f"{name} is one of {', '.join(words)}, not {text[:100]!r}" if words else str(error)
+        raise InvalidRequest(reason) from error
     return {ours: getattr(found, ours)}
+
+
+def _words_of(hint: Any) -> list[str]:
+    """Returns the words that a type allows; an empty list if it is not one of words."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [word for each in get_args(hint) for word in _words_of(each)]
 
 
 def removed_fields(name: str) -> tuple[str, ...]:

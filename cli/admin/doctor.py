@@ -1,8 +1,8 @@
 """`magnetar doctor`: goes through the checks of one table, and says what is wrong and which command helps.
 
-    facts = gather(session)            plain records: brokers, bookies, quorums, subscriptions, settings
-    findings = examine(facts)          each check of CHECKS decides by them alone
-    findings = examine_directory(dir)  OFFLINE: of a data directory whose server need not run
+    facts = gather(session)                    plain records: brokers, bookies, quorums, subscriptions, settings
+    findings, states = run_checks(facts)       each check of CHECKS decides by them alone
+    findings, states = examine_directory(dir)  OFFLINE: of a data directory whose server need not run
 
 A check has a code, which alarms of `magnetar status` share, and is described in docs/operations.md. A finding is an
 Alarm: a sentence, the command that shows more or helps, and whether somebody is needed; with one, the exit code is 1.
@@ -23,20 +23,12 @@ from urllib.parse import urlsplit
 
 import click
 
+from ...proto.alarms import DISK_FREE, OLD_S, Alarm, find_alarms, find_repair_alarms, format_age
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
 from ..storage.admin_port import with_operator
-from .status import (
-    OLD_S,
-    Alarm,
-    broker_row,
-    find_alarms,
-    find_largest_topics,
-    format_age,
-    list_known_bookies,
-    repair_state,
-)
+from .status import broker_row, find_largest_topics, list_known_bookies, repair_state
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
@@ -48,8 +40,8 @@ SYNC_WRONG_S, SYNC_SLOW_S = 0.1, 0.03
 SKEW_WRONG_MS, SKEW_MS = 5_000, 500
 """Times of messages, retention and TTL are those of brokers."""
 FILES_ENOUGH = 4_096
-FREE_WRONG, FREE_LOW = 0.05, 0.15
-"""Share of a disk: as in cli/admin/status.py."""
+FREE_WRONG = 0.05
+"""Share of a disk that is free, below which somebody is needed."""
 SKEWED = 3.0
 """Times of the mean, from which the busiest partition is called skewed; below MESSAGES_S it does not matter."""
 MESSAGES_S = 100.0
@@ -111,7 +103,8 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
 # ------------------------------------------------------------------------------------------------------- checks
 def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
     def find(facts: ClusterFacts) -> list[Alarm]:
-        found = find_alarms(facts.brokers, facts.silent, facts.bookies, facts.repair, facts.oldest, facts.now_ms)
+        found = find_alarms(facts.brokers, facts.silent, facts.bookies, facts.oldest, facts.now_ms)
+        found += find_repair_alarms(facts.repair)
         return [each for each in found if each.code == code]
 
     return find
@@ -436,7 +429,7 @@ def _space(directory: Path) -> Iterator[Alarm]:
 
     usage = shutil.disk_usage(directory)
     free = usage.free / usage.total if usage.total else 1.0
-    if free < FREE_LOW:
+    if free < DISK_FREE:
         text = f"The disk of {directory} has {free:.0%} left ({usage.free >> 20:,} MiB); at 5 % a bookie is read-only."
         yield Alarm(text, f"df -h {directory}", needed=free < FREE_WRONG)
 

@@ -2,21 +2,22 @@
 
 `status` asks any broker for the sums of all (`BrokerSummaries`), and the bookies for their state and for repair. What
 needs somebody is an alarm: a sentence, and the command that shows more or helps; with one, the exit code is 1.
-`find_alarms` decides, from plain records alone. Guarding tests: tests/cli/test_status.py.
+proto/alarms.py has the rules. Guarding tests: tests/cli/test_status.py.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click import option
 
+from ...proto.alarms import count_of, find_alarms, find_repair_alarms, format_age
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, Failure
 from ..common.session import Session, session_command
@@ -26,12 +27,6 @@ from ..storage.admin_port import with_operator
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary
 
-BUSY = 0.85
-"""Share of its time above which an event loop has no room for a burst."""
-DISK_FREE = 0.15
-"""Share of a bookie's disk; at 5 % it is read-only."""
-OLD_S = 3600.0
-"""Age of a message that is not acknowledged from which a topic is shown as old."""
 WORST = 5
 """Topics that `status` shows."""
 BROKER_COLUMNS = ("broker", "endpoint", "version", "up", "busy", "topics", "in", "out", "backlog", "connections")
@@ -39,74 +34,6 @@ BOOKIE_COLUMNS = ("bookie", "endpoint", "version", "state", "freePercent", "free
 TOPIC_COLUMNS = ("topic", "in", "out", "bytesIn", "bytesOut", "backlog", "oldest", "storage", "producers", "consumers")
 SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 """The ways of `top`, and how pages of topics are sorted for them."""
-
-
-class Alarm(NamedTuple):
-    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1. `code`: that of its
-    check (cli/admin/doctor.py)."""
-
-    text: str
-    command: str
-    needed: bool = True
-    code: str = ""
-
-
-def find_alarms(
-    brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
-    repair: Mapping[str, Any] | None, oldest: Sequence[Mapping[str, Any]], now_ms: int,
-) -> list[Alarm]:  # fmt: skip
-    """Returns the alarms of a cluster, the urgent ones first. `repair`: None if no bookie said it."""
-    found = [
-        Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list", code="D01")
-        for name in silent
-    ]
-    writable = [each for each in bookies if each["state"] == "writable"]
-    if not writable:
-        found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list", code="D03"))
-    for each in bookies:
-        found += _alarms_of_bookie(each)
-    if repair is None:
-        found.append(Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05"))
-    else:
-        found += _alarms_of_repair(repair)
-    for each in brokers:
-        if each["busy"] is not None and each["busy"] > BUSY:
-            text = f"The event loop of broker {each['broker']} is busy {each['busy']:.0%} of its time."
-            found.append(Alarm(text, "magnetar top --by traffic", code="D02"))
-    degraded = sum(each["degraded"] for each in brokers)
-    if degraded:
-        text = f"{_count(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
-        found.append(Alarm(text, "magnetar bookies list", code="D05"))
-    for each in oldest[:WORST]:
-        age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
-        if age_s > OLD_S:
-            text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
-            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False, code="D12"))
-    return sorted(found, key=lambda alarm: not alarm.needed)
-
-
-def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
-    name, state = bookie["bookie"][:8], bookie["state"]
-    free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
-    if state in ("read-only", "limbo", "absent"):
-        why = {
-            "read-only": f"is read-only, with {free:.0%} of its disk free",
-            "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
-        }  # fmt: skip
-        yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")
-    elif free < DISK_FREE:
-        text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
-        yield Alarm(text, "magnetar bookies list", code="D04")
-
-
-def _alarms_of_repair(repair: Mapping[str, Any]) -> Iterable[Alarm]:
-    count = repair["underReplicated"]
-    if count:
-        text = f"{_count(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
-        yield Alarm(text, "magnetar ledgers under-replicated", code="D05")
-    if not repair["enabled"]:
-        text = "Auto-recovery is disabled: copies of lost bookies are not made again."
-        yield Alarm(text, "magnetar repair enable", code="D05")
 
 
 # ------------------------------------------------------------------------------------------------------ status
@@ -129,7 +56,8 @@ def status(session: Session) -> None:
     brokers = [broker_row(asdict(each), now_ms) for each in summary.brokers]
     bookies, repair = list_known_bookies(session), repair_state(session)
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
-    alarms = find_alarms(brokers, summary.silent, bookies, repair, oldest, now_ms)
+    alarms = [*find_repair_alarms(repair), *find_alarms(brokers, summary.silent, bookies, oldest, now_ms)]
+    alarms.sort(key=lambda alarm: not alarm.needed)
     if session.out.structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
@@ -293,17 +221,5 @@ def why(session: Session, topic: str, subscription: str = "") -> None:
         for one in each["subscriptions"]:
             click.echo(f"  subscription {one['subscription']}: {' '.join(one['sentences'])}")
         for ledger in each["ledgers"]:
-            text = f"{_count(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
+            text = f"{count_of(ledger['messages'], 'message')}, {ledger['bytes']:,} bytes"
             click.echo(f"  ledger {ledger['ledger_id']} ({text}): {ledger['sentence']}")
-
-
-def format_age(seconds: float) -> str:
-    """Returns a duration as its largest unit: "3 h"."""
-    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {name}"
-    return f"{max(0, int(seconds))} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -22,9 +22,9 @@ from magnetar.cli.admin.doctor import (
     newest_file_ms,
     run_checks,
 )
-from magnetar.cli.admin.status import Alarm
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
+from magnetar.proto.alarms import Alarm
 from magnetar.runtime.config import defaults_of
 from tests.support.processes import run_cli
 
@@ -184,7 +184,7 @@ def test_few_messages_are_never_skewed() -> None:
 
 # ------------------------------------------------------------------------------------------------------ offline
 def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "FREE_LOW", 0.0)
+    monkeypatch.setattr(doctor, "DISK_FREE", 0.0)
     monkeypatch.setattr(doctor, "SYNC_SLOW_S", 60.0)
     monkeypatch.setattr(doctor, "FILES_ENOUGH", 1)
     findings, states = examine_directory(tmp_path)
@@ -203,7 +203,7 @@ def test_a_directory_is_looked_at_without_a_server(tmp_path: Path, monkeypatch: 
 
 
 def test_a_full_disk_and_a_slow_one_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "FREE_LOW", 1.1)
+    monkeypatch.setattr(doctor, "DISK_FREE", 1.1)
     monkeypatch.setattr(doctor, "measure_sync", lambda _: 0.2)
     _, states = examine_directory(tmp_path)
     assert states["D21"] in ("look", "wrong")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.admin.status import find_alarms
 from magnetar.cli.common.processes import Processes
+from magnetar.proto.alarms import find_alarms, find_repair_alarms
 from tests.support.processes import run_cli
 
 NOW_MS = 1_000_000_000_000
@@ -28,7 +28,7 @@ def alarms(
     brokers: Any = (), silent: Any = (), bookies: Any = None, repair: Any = GOOD, oldest: Any = ()
 ) -> list[tuple[str, bool]]:
     known = [bookie()] if bookies is None else bookies
-    found = find_alarms([broker(), *brokers], silent, known, repair, oldest, NOW_MS)
+    found = [*find_repair_alarms(repair), *find_alarms([broker(), *brokers], silent, known, oldest, NOW_MS)]
     assert all(each.command.startswith("magnetar ") for each in found)
     return [(each.text, each.needed) for each in found]
 

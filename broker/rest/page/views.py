@@ -18,15 +18,18 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from ....proto import operations as op
+from ....proto.alarms import Alarm, find_alarms
 from ....proto.statistics import (
     BookieInfo,
     BrokerSetting,
     BrokerSummary,
+    ClusterSummary,
     KeptLedger,
     SubscriptionStats,
     TopicPage,
@@ -42,16 +45,6 @@ ROWS = 10
 """Rows of a table of the overview."""
 WHY_MAX = 50
 """Subscriptions of a topic that are explained: each is a request to its owner."""
-FULL_SHARE = 0.9
-"""Used share of a bookie's disk from which it is told: the store refuses writes somewhat later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Something to act on: a sentence, and the command that shows more of it or helps."""
-
-    sentence: str
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,31 +150,28 @@ async def overview(call: RestRequest) -> Overview:
         throughput_out=sum(each.throughput_out for each in totals),
         storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
         connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
-        bookies=tuple(bookies), alarms=tuple(find_alarms(summary.brokers, summary.silent, bookies)),
+        bookies=tuple(bookies), alarms=tuple(_alarms(summary, bookies, call.broker.world.clock.wall_ms())),
         worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
         busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
 
 
-def find_alarms(
-    brokers: tuple[BrokerSummary, ...], silent: tuple[str, ...], bookies: tuple[BookieInfo, ...] | list[BookieInfo]
-) -> list[Alarm]:
-    """Returns what an operator should look at, the worst first."""
-    found = [Alarm(f"Broker {name} did not answer within a second.", "magnetar brokers list") for name in silent]
-    if not bookies:
-        found.append(Alarm("No bookie is registered: nothing can be stored.", "magnetar bookies list"))
-    for bookie in bookies:
-        if bookie.read_only:
-            found.append(Alarm(f"Bookie {bookie.endpoint} takes no new data.", "magnetar bookies list"))
-        elif bookie.total_bytes and bookie.free_bytes < (1 - FULL_SHARE) * bookie.total_bytes:
-            left = 100 * bookie.free_bytes // bookie.total_bytes
-            found.append(Alarm(f"The disk of bookie {bookie.endpoint} has {left} % left.", "magnetar bookies list"))
-    for broker in brokers:
-        if broker.degraded:
-            topics = "1 topic writes" if broker.degraded == 1 else f"{broker.degraded} topics write"
-            text = f"At broker {broker.name} {topics} fewer copies than asked for."
-            found.append(Alarm(text, "magnetar bookies list"))
-    return found
+def _alarms(found: ClusterSummary, bookies: Sequence[BookieInfo], now_ms: int) -> list[Alarm]:
+    oldest = [{"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age
+              if row.oldest_ms]
+    oldest.sort(key=itemgetter("oldest_ms"))
+    return find_alarms(
+        [{"broker": each.name, "busy": each.loop_busy, "degraded": each.degraded} for each in found.brokers],
+        found.silent,
+        [
+            {
+                "bookie": each.id, "state": "read-only" if each.read_only else "writable",
+                "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
+            }
+            for each in bookies
+        ],
+        oldest, now_ms,
+    )  # fmt: skip
 
 
 async def topics(call: RestRequest) -> Topics:

@@ -12,7 +12,8 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import application, formats, walls
+from magnetar.broker.rest.page import application, formats, views, walls
+from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, SUPER, guarded
 
@@ -66,6 +67,15 @@ async def test_each_view_is_a_page_and_its_value_as_json(tmp_path: Path) -> None
         assert [each["stats"]["name"] for each in value["subscriptions"]] == ["s"]
         assert value["subscriptions"][0]["why"]["sentences"] == ["It has delivered everything."]
         assert "It has delivered everything." in (await http.ask("GET", TOPIC)).body.decode()
+
+
+def test_what_needs_somebody_is_what_status_says() -> None:
+    full = BookieInfo("12345678-90", "h:1", read_only=False, rack="/r", free_bytes=14, total_bytes=100)
+    found = views._alarms(ClusterSummary(brokers=(), silent=("two",)), [full], 0)
+    assert [(each.text, each.code) for each in found] == [
+        ("Broker two is registered and does not answer.", "D01"),
+        ("The disk of bookie 12345678 has 14% left; at 5 % it is read-only.", "D04"),
+    ]
 
 
 async def test_topics_are_found_sorted_and_paged(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""What somebody should look at in a cluster: the rules that `magnetar status`, `magnetar doctor` and the page share.
+
+They decide from plain records alone, which each of the three has its own way to. Guarding tests:
+tests/cli/test_status.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+BUSY = 0.85
+"""Share of its time above which an event loop has no room for a burst."""
+DISK_FREE = 0.15
+"""Share of a bookie's disk; at 5 % it is read-only."""
+OLD_S = 3600.0
+"""Age of a message that is not acknowledged from which a topic is shown as old."""
+WORST = 5
+"""Topics with the oldest messages of which an alarm is made."""
+
+
+class Alarm(NamedTuple):
+    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1. `code`: that of its
+    check (docs/operations.md)."""
+
+    text: str
+    command: str
+    needed: bool = True
+    code: str = ""
+
+
+def find_alarms(
+    brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
+    oldest: Sequence[Mapping[str, Any]], now_ms: int,
+) -> list[Alarm]:  # fmt: skip
+    """Returns the alarms of a cluster but those of repair, the urgent ones first.
+
+    A broker has `broker`, `busy` (None: not known) and `degraded`, a bookie `bookie`, `state`, `freeBytes` and
+    `totalBytes`; of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are looked at.
+    """
+    found = [
+        Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list", code="D01")
+        for name in silent
+    ]
+    writable = [each for each in bookies if each["state"] == "writable"]
+    if not writable:
+        found.append(Alarm("No bookie takes writes: nothing can be published.", "magnetar bookies list", code="D03"))
+    for each in bookies:
+        found += _alarms_of_bookie(each)
+    for each in brokers:
+        if each["busy"] is not None and each["busy"] > BUSY:
+            text = f"The event loop of broker {each['broker']} is busy {each['busy']:.0%} of its time."
+            found.append(Alarm(text, "magnetar top --by traffic", code="D02"))
+    degraded = sum(each["degraded"] for each in brokers)
+    if degraded:
+        text = f"{count_of(degraded, 'topic')} write{'s' if degraded == 1 else ''} fewer copies than asked for."
+        found.append(Alarm(text, "magnetar bookies list", code="D05"))
+    for each in oldest[:WORST]:
+        age_s = (now_ms - each["oldest_ms"]) / 1000 if each["oldest_ms"] else 0.0
+        if age_s > OLD_S:
+            text = f"The oldest message of {each['name']} has not been acknowledged for {format_age(age_s)}."
+            found.append(Alarm(text, f"magnetar why {each['name']}", needed=False, code="D12"))
+    return sorted(found, key=lambda alarm: not alarm.needed)
+
+
+def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
+    name, state = bookie["bookie"][:8], bookie["state"]
+    free = bookie["freeBytes"] / bookie["totalBytes"] if bookie["totalBytes"] else 1.0
+    if state in ("read-only", "limbo", "absent"):
+        why = {
+            "read-only": f"is read-only, with {free:.0%} of its disk free",
+            "limbo": "lost data, and looks for it at other bookies", "absent": "is not registered, and ledgers name it",
+        }  # fmt: skip
+        yield Alarm(f"Bookie {name} {why[state]}.", "magnetar bookies state", code="D03")
+    elif free < DISK_FREE:
+        text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
+        yield Alarm(text, "magnetar bookies list", code="D04")
+
+
+def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:
+    """Returns the alarms of repair, from a bookie's `repair-status`. None: no bookie said it."""
+    if repair is None:
+        return [Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05")]
+    found, count = list[Alarm](), repair["underReplicated"]
+    if count:
+        text = f"{count_of(count, 'ledger')} miss{'es' if count == 1 else ''} copies."
+        found.append(Alarm(text, "magnetar ledgers under-replicated", code="D05"))
+    if not repair["enabled"]:
+        text = "Auto-recovery is disabled: copies of lost bookies are not made again."
+        found.append(Alarm(text, "magnetar repair enable", code="D05"))
+    return found
+
+
+def format_age(seconds: float) -> str:
+    """Returns a duration as its largest unit: "3 h"."""
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name}"
+    return f"{max(0, int(seconds))} s"
+
+
+def count_of(number: int, what: str) -> str:
+    """Returns a number and what is counted: "2 ledgers"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
