@@ -134,6 +134,7 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
     """Asks the cluster for all parts. Raises the error of the first request, so that there is a broker."""
     bundle = Bundle()
     summary = session.admin.broker_summaries()
+    click.echo("asking brokers and bookies", err=True)
     facts = doctor.gather(session, None)
     findings, states = doctor.run_checks(facts)
     status = {
@@ -154,6 +155,7 @@ def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], a
         for endpoint in endpoints:
             bundle.attempt(f"broker {endpoint}", partial(_add_broker, bundle, session, endpoint, number))
         if number == 1:
+            click.echo(f"all but the second pages of metrics is there; they are asked for in {apart_s:g} s", err=True)
             time.sleep(apart_s)
     for path in map(Path, configs):
         bundle.attempt(str(path), partial(_add_config, bundle, path))
