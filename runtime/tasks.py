@@ -94,18 +94,21 @@ class Tasks:
 
 async def run_together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None:
     """Runs all coroutines of `work` at the same time; returns when all have returned. If one fails, or the caller is
-    cancelled, cancels the others, waits for their end, and raises the error.
+    cancelled, cancels the others, waits for their end, and raises the error. Each is cancelled once: what it does in a
+    `finally` is done.
     """
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(each, name=name) for each in work]
+    whole = asyncio.gather(*tasks)
     try:
-        await asyncio.gather(*tasks)
+        await asyncio.wait([whole])  # who awaits it, and is cancelled, cancels them, and below once more
+        await whole
     except GeneratorExit:  # the event loop is gone
         raise
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(whole, *tasks, return_exceptions=True)
         raise
 
 

@@ -76,13 +76,14 @@ async def test_the_first_error_ends_the_others_and_is_raised_when_they_have_ende
     assert ended == ["wait"]
 
 
-async def test_a_cancelled_caller_leaves_none_of_them_running() -> None:
+async def test_a_cancelled_caller_leaves_none_of_them_running_and_each_does_what_it_does_at_its_end() -> None:
     ended: list[int] = []
 
     async def wait(number: int) -> None:
         try:
             await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(number / 100)
             ended.append(number)
 
     caller = asyncio.create_task(run_together([wait(0), wait(1)], "test"))

@@ -92,6 +92,7 @@ class Cluster:
         self.metadata: Endpoint
         self.service: FaultyService
         self.bookies: dict[str, Bookie] = {}
+        self._bookie_sessions: dict[str, MetadataStore] = {}  # the first one of each: who starts a bookie closes it
         self.gone: dict[str, None] = {}  # nodes that nobody starts any more
         self.broker_names: list[str] = []
         self._bookie_names: list[str] = []
@@ -245,6 +246,7 @@ class Cluster:
         if process is None or name not in self.serving or name not in self.bookies:
             return
         bookie, delays = self.bookies.pop(name), self.simulation.node(name).disk_delays
+        session = self._bookie_sessions[name]
         try:
             healthy_s, delays.mean_s = delays.mean_s, delays.mean_s * slower
             try:
@@ -252,6 +254,7 @@ class Cluster:
                 self.simulation.add_line(f"fault: the bookie in {name} is stopped")
                 async with asyncio.timeout(STOP_S):
                     await self.simulation.spawn_in(process, bookie.close())
+                    await self.simulation.spawn_in(process, session.close())
             finally:
                 delays.mean_s = healthy_s
             await asyncio.sleep(pause_s)
@@ -312,7 +315,7 @@ class Cluster:
         config = self.bookie_config(name, number)
 
         async def start(world: World) -> None:
-            metadata = await self.session(world)
+            metadata = self._bookie_sessions[name] = await self.session(world)
             world = await self.joined(world)
             bookie = await Bookie.start(world, config, metadata, lambda: self.session(world))
             self.bookies[name] = bookie

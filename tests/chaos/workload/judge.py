@@ -11,7 +11,7 @@
   deliveries, or (`redelivery_order="key"`) something comes before what was refused before it in its key |
 | DUPLICATED | a value is in the log twice: with deduplication, or behind what was sent after its acknowledgement |
 | REDELIVERED | delivered again without nack, seek, new consumer or disturbance since; a consumer of another library
-  says with its next message that it was disturbed, so what another one got again counts then |
+  says with a later message that it was disturbed, so what another one got again counts after `LATE_MAX` of them |
 | REDELIVERED_ACKED | delivered to a consumer that connected after the durable ack, without a seek since |
 | SKIPPED | in the log, and never delivered by a subscription that was drained |
 | STUCK | a send or an ack never got an outcome |
@@ -23,7 +23,8 @@ histories that must be flagged, and random good ones must pass.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
@@ -51,6 +52,8 @@ class Wrong(Enum):
 LOST = (Wrong.LOST_PREFIX, Wrong.LOST_MIDDLE, Wrong.LOST_POSTFIX, Wrong.MISPLACED)
 KEPT_MAX = 20
 """Sentences of one class that are kept; all are counted."""
+LATE_MAX = 20
+"""Messages that a consumer may have fetched, and take, before it notices that its connection is gone."""
 
 
 class Sending:
@@ -70,6 +73,12 @@ class Delivery(NamedTuple):
     consumer: str
 
 
+class Doubt(NamedTuple):
+    sentence: str
+    until: int
+    """Messages that the consumer will have taken when it would have said that it lost its connection."""
+
+
 class Subscription:
     def __init__(self, order: history.Order) -> None:
         self.order = order
@@ -81,8 +90,8 @@ class Subscription:
         self.acks: dict[history.Id, int] = defaultdict(int)
         self.highest: dict[str, history.Id] = {}
         self.refused: dict[str, set[history.Id]] = defaultdict(set)  # by key, and did not come again yet
-        # by consumer that had it before: it says with its next message, and not earlier, that it lost its connection
-        self.doubtful: dict[str, list[str]] = defaultdict(list)
+        self.taken: Counter[str] = Counter()  # by consumer
+        self.doubtful: dict[str, deque[Doubt]] = defaultdict(deque)  # by consumer that had it before
         self.sought = -1
         self.from_id: history.Id = (-1, -1, -1)
         self.drained = False
@@ -227,7 +236,8 @@ class _Judge:
         if not self._known(topic, record.id, record.value, f"delivered to {record.subscription}"):
             return
         what = f"{topic.name} {record.subscription}: {record.id} to {record.consumer}"
-        self._redelivered(of, record.consumer)
+        of.taken[record.consumer] += 1
+        self._redelivered(of, record.consumer, of.taken[record.consumer])
         before = of.delivered.get(record.id)
         durable = of.durable.get(record.id)
         if durable is not None and of.connected.get(record.consumer, -1) > durable:
@@ -240,14 +250,17 @@ class _Judge:
         if before is None or before.at < of.sought:
             self._in_order(topic, of, record, what)
         elif before.at > max(self.disturbed, of.newest_connect, of.excused.get(record.id[:2], -1)):
-            of.doubtful[before.consumer].append(f"{what}, and before to {before.consumer}, for no reason")
+            sentence = f"{what}, and before to {before.consumer}, for no reason"
             if before.consumer == record.consumer:
-                self._redelivered(of, record.consumer)
+                self.verdict.add(Wrong.REDELIVERED, sentence)
+            else:
+                of.doubtful[before.consumer].append(Doubt(sentence, of.taken[before.consumer] + LATE_MAX))
         of.delivered[record.id] = Delivery(at, record.consumer)
 
-    def _redelivered(self, of: Subscription, consumer: str) -> None:
-        for sentence in of.doubtful.pop(consumer, ()):
-            self.verdict.add(Wrong.REDELIVERED, sentence)
+    def _redelivered(self, of: Subscription, consumer: str, taken: float) -> None:
+        doubts = of.doubtful[consumer]
+        while doubts and doubts[0].until <= taken:
+            self.verdict.add(Wrong.REDELIVERED, doubts.popleft().sentence)
 
     def _in_order(self, topic: Topic, of: Subscription, record: history.Delivered, what: str) -> None:
         if of.order is history.Order.NONE:
@@ -268,7 +281,7 @@ class _Judge:
             for name, of in topic.subscriptions.items():
                 self._skipped(topic, name, of)
                 for consumer in list(of.doubtful):
-                    self._redelivered(of, consumer)
+                    self._redelivered(of, consumer, math.inf)
             for (producer, seq), sending in topic.sends.items():
                 if sending.ok is None and not sending.failed and not sending.unknown:
                     self.verdict.add(Wrong.STUCK, f"{topic.name} {producer}: message {seq} got no outcome")

@@ -28,7 +28,7 @@ from tests.chaos.workload.history import (
     Subscribed,
     value_of,
 )
-from tests.chaos.workload.judge import Wrong, judge
+from tests.chaos.workload.judge import LATE_MAX, Wrong, judge
 
 TOPIC = "t"
 GOOD = 1000
@@ -114,7 +114,13 @@ BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.REDELIVERED, [*_sent(0, 1), *_sub(), _give(0, 0), Nacked(TOPIC, "s", _id(1)), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), Disturbed(), _give(0, 0), *_ack(0, False), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d")]),
-    (Wrong.REDELIVERED, [*_sent(0, 1), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d"), _give(1, 1), Disturbed()]),
+    (
+        Wrong.REDELIVERED,
+        [
+            *_sent(*range(LATE_MAX + 1)), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d"),
+            *(_give(at, at) for at in range(1, LATE_MAX + 1)), Disturbed(),
+        ],
+    ),
     (Wrong.REDELIVERED_ACKED, [*_sent(0), *_sub(), _give(0, 0), *_ack(0), OTHER, _give(0, 0, "d")]),
     (Wrong.SKIPPED, [*_sent(0, 1), *_sub(), _give(1, 1), DRAINED, *_plain(0, 1)]),
     (Wrong.SKIPPED, [*_sent(0), *_sub(), _give(0, 0), Sought(TOPIC, "s", _id(0)), DRAINED, *_plain(0)]),
@@ -143,10 +149,13 @@ def test_a_copy_is_wrong_where_topics_deduplicate_and_explained_where_not() -> N
     assert set(judge(records, dedup=True).counts) == {Wrong.DUPLICATED}
 
 
-def test_a_consumer_may_say_with_its_next_message_that_it_was_disturbed() -> None:
-    again = [*_sent(0, 1), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d")]
-    assert not judge([*again, Disturbed(), _give(1, 1)]).counts
-    assert set(judge([*again, _give(1, 1), Disturbed()]).counts) == {Wrong.REDELIVERED}
+def test_a_consumer_may_say_with_a_later_message_that_it_was_disturbed() -> None:
+    """It takes what it had fetched before it looks at its connection."""
+    again = [*_sent(*range(LATE_MAX + 1)), *_sub(), OTHER, _give(0, 0), _give(0, 0, "d")]
+    fetched = [_give(at, at) for at in range(1, LATE_MAX + 1)]
+    assert not judge([*again, *fetched[:-1], Disturbed(), fetched[-1]]).counts
+    assert set(judge([*again, *fetched, Disturbed()]).counts) == {Wrong.REDELIVERED}
+    assert set(judge([*again, *fetched[:-1]]).counts) == {Wrong.REDELIVERED}
     assert set(judge(again).counts) == {Wrong.REDELIVERED}
 
 
