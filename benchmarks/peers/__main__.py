@@ -6,6 +6,7 @@ peer that cannot run is named with the reason, and the rest runs.
 
 Example: python -m benchmarks.peers --rows produce,latency --rounds 3 --json peers.json --plot peers.svg
          python -m benchmarks.peers --json peers.json --table peers.md       all rows; takes about an hour
+         python -m benchmarks.peers --cores 1 --rounds 2 --json slow.json    on half of a machine of two cores
          python -m benchmarks.peers --rows "" --json peers.json --plot peers.svg   the picture of what is there
 
 Exit codes: 0, all sides of all rows were measured; 1, one was not, and standard error says which and why; 2, a wrong
@@ -26,6 +27,7 @@ from .maven import Missing
 from .plot import as_plot
 from .rows import OURS, ROWS, Plan
 from .servers import servers
+from .slow import slow_down
 
 
 def _why(error: Exception) -> str:
@@ -78,6 +80,10 @@ def _help() -> str:
 @click.option("--rounds", type=click.IntRange(1), default=5, help="Turns of each side; ratios are medians of them (5).")
 @click.option("--seconds", type=click.FloatRange(0.1), default=10.0, help="Of a turn (10); by pulsar-perf tens.")
 @click.option("--pause", type=click.FloatRange(0), default=3.0, help="Seconds before each turn, after a sync (3).")
+@click.option(
+    "--cores", type=click.FloatRange(0.1), default=None,
+    help="What servers and clients together get of the processors; needs root and cgroups (all).",
+)
 @click.option("--messages", type=click.IntRange(64), default=2_000_000, help="Of a backlog (2,000,000).")
 @click.option("--spark-rows", type=click.IntRange(1000), default=1_000_000, help="Of Spark (1,000,000).")
 @click.option(
@@ -87,10 +93,15 @@ def _help() -> str:
 @click.option("--table", "as_table", type=click.Path(dir_okay=False, path_type=Path), help="File of the table.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="File of the picture, .svg or .png.")
 def main(
-    rows: list[str], rounds: int, seconds: float, pause: float, messages: int, spark_rows: int,
+    rows: list[str], rounds: int, seconds: float, pause: float, cores: float | None, messages: int, spark_rows: int,
     as_json: Path | None, as_table: Path | None, plot: str | None,
 ) -> None:  # fmt: skip
-    plan = Plan(rounds, seconds, pause, messages, spark_rows)
+    plan = Plan(rounds, seconds, pause, messages, spark_rows, cores)
+    if cores is not None:
+        try:
+            slow_down(cores)
+        except OSError as error:
+            raise click.UsageError(f"--cores: the kernel does not let this user limit processes: {error}") from error
     try:
         records = table.stored(as_json) if as_json else []
     except ValueError as error:

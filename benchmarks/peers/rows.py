@@ -35,6 +35,8 @@ class Plan:
     """Of a backlog that is read."""
     rows: int = 1_000_000
     """Of Spark."""
+    cores: float | None = None
+    """What all sides share of the processors; None: all."""
 
 
 class Figure(NamedTuple):

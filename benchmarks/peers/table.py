@@ -111,13 +111,19 @@ def _ratio(value: float) -> str:
 def _where(records: Sequence[Record]) -> list[str]:
     """The machines and commits, each once."""
     told = [
-        f"{each['machine']['cores']} cores, {each['machine']['memory_gib']} GiB, {each['machine']['system']}, "
-        f"Python {each['machine']['python']}; commit {each['commit']}"
+        f"{_share(each)}{each['machine']['cores']} cores, {each['machine']['memory_gib']} GiB, "
+        f"{each['machine']['system']}, Python {each['machine']['python']}; commit {each['commit']}"
         f"{', ' + each['build'] if 'build' in each else ''}; {each['options']['rounds']} rounds of "
         f"{each['options']['seconds']:g} s, {each['options']['pause_s']:g} s of pause"
         for each in records
     ]
     return [f"Measured on {each}." for each in dict.fromkeys(told)]
+
+
+def _share(each: Record) -> str:
+    """Files of earlier versions say nothing of it."""
+    cores = each["options"].get("cores")
+    return "" if cores is None else f"the time of {cores:g} of "
 
 
 def _busy(records: Sequence[Record]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.peers.__main__ import main
 from benchmarks.peers.maven import Missing
 from benchmarks.peers.rows import MSG_S, OURS, P50, P99, PERF, PULSAR, ROWS, Plan, Row, Side
 from benchmarks.peers.servers import Servers
+from benchmarks.peers.slow import NAME, slow_down
 from benchmarks.peers.turns import Figures, Load, Turn, Turns
 from tests import layout
 
@@ -202,3 +204,25 @@ def test_results_in_the_repository_are_of_this_command() -> None:
     assert rows <= set(ROWS), "those that were measured: a row of an earlier tree goes"
     assert (folder / "ratios.md").read_text() == table.as_table(records) + "\n"
     assert (folder / "ratios.json").read_text() == table.as_json(records)
+
+
+def test_a_machine_that_is_slowed_down_is_said() -> None:
+    slow = table.record("small-sends", Plan(rounds=3, cores=1.0), SMALL, {})
+    assert "Measured on the time of 1 of " in table.as_table([slow])
+    del slow["options"]["cores"]
+    assert "the time of" not in table.as_table([slow])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_group_of_a_slowed_machine_has_its_share(version: int, tmp_path: Path) -> None:
+    if version == 2:
+        (tmp_path / "cgroup.controllers").write_text("cpu")
+    else:
+        (tmp_path / "cpu").mkdir()
+    slow_down(1.5, tmp_path)
+    group = tmp_path / ("" if version == 2 else "cpu") / NAME
+    found = {each.name: each.read_text() for each in group.iterdir()}
+    assert found.pop("cgroup.procs") == str(os.getpid())
+    assert found == (
+        {"cpu.max": "15000 10000"} if version == 2 else {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "15000"}
+    )
