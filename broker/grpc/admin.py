@@ -39,6 +39,7 @@ from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
 from ..topic.topic import Topic
 from . import translate
+from .halves import HalfMessageAdminService
 from .transactions import TransactionAdminService
 
 # ------------------------------------------------------------------------------------------------------- examine
@@ -48,8 +49,9 @@ from .transactions import TransactionAdminService
 class MessageAdminService:
     """The rpcs of Admin that inspect the messages of a topic and remove them."""
 
-    _broker: TopicManager
-    _administration: Administration
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+        self._administration = Administration(broker)
 
     async def _topic(self, name: str) -> Topic:
         return await self._administration.load_topic(TopicName.parse(name))
@@ -123,7 +125,8 @@ def to_wire_delivery(shown: FilteredEntry) -> wire.Delivery:
 class SchemaAdminService:
     """The rpcs of Admin about schemas."""
 
-    _schemas: SchemaQueries
+    def __init__(self, broker: TopicManager) -> None:
+        self._schemas = SchemaQueries(broker)
 
     async def list_schemas(self, request: wire.Name, context: CallContext) -> wire.SchemasReply:
         found = await self._schemas.list_versions(TopicName.parse(request.name))
@@ -159,14 +162,19 @@ STATS_AT_ONCE = 32
 """Topics of a namespace whose statistics are read at a time; for that they may have to be loaded."""
 
 
-class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminService):
-    """The Admin service; each method is an rpc."""
+class AdminService:
+    """The rpcs of Admin about everything else."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker)
-        self._schemas = SchemaQueries(broker)
         self._summaries = Summaries(broker)
+
+    async def _topic(self, name: str) -> Topic:
+        return await self._administration.load_topic(TopicName.parse(name))
+
+    async def _backlogs(self, topic: str) -> TopicBacklogs:
+        return TopicBacklogs(await self._topic(topic))
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> list[str]:
@@ -423,6 +431,10 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
             values.BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
             for each in await self._broker.list_bookies()
         ]
+
+
+PARTS = (AdminService, MessageAdminService, SchemaAdminService, TransactionAdminService, HalfMessageAdminService)
+"""The Admin service: each of its rpcs is a method of one of them."""
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:

@@ -7,7 +7,7 @@ authorized where they open a producer or a consumer (broker/session/), because o
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -34,44 +34,55 @@ def handler_name(method: str) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
+def find_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
+    """Returns the method of each rpc of the service `name`, by its name; each part has some of them."""
+    found = {}
+    for attribute in map(handler_name, rpcs_of(name)):
+        having = [part for part in parts if hasattr(part, attribute)]
+        assert len(having) == 1, f"{name}: {len(having)} parts have {attribute}"
+        found[attribute] = getattr(having[0], attribute)
+    return found
+
+
 class LazyService:
     """A proxy with the methods of the service `name` ("Admin"). The first call of any method imports `module` and makes
-    the service with `make`."""
+    the parts of the service with `make`."""
 
-    def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], object]) -> None:
+    def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], Sequence[object]]) -> None:
+        self._name = name
         self._workers = workers
         self._module = f"{__package__}.{module}"
         self._make = make
-        self._service: object = None
+        self._handlers: dict[str, Method] = {}
         for method in rpcs_of(name):
             attribute = handler_name(method)
             setattr(self, attribute, self._method(attribute))
 
     def _method(self, attribute: str) -> Method:
         async def call(asked: Any, context: Any) -> Any:
-            if self._service is None:
+            if not self._handlers:
                 await self._workers.load(self._module)
-                if self._service is None:  # no other call was faster
-                    self._service = self._make()
-            return await getattr(self._service, attribute)(asked, context)
+                if not self._handlers:  # no other call was faster
+                    self._handlers = find_handlers(self._name, self._make())
+            return await self._handlers[attribute](asked, context)
 
         return call
 
 
 def make_lazy_admin(broker: TopicManager) -> LazyService:
-    def make() -> object:
-        from .admin import AdminService
+    def make() -> Sequence[object]:
+        from .admin import PARTS
 
-        return AdminService(broker)
+        return [part(broker) for part in PARTS]
 
     return LazyService("Admin", broker.world.workers, "admin", make)
 
 
 def make_lazy_transactions(broker: TopicManager) -> LazyService:
-    def make() -> object:
-        from .transactions import TransactionService
+    def make() -> Sequence[object]:
+        from .transactions import PARTS
 
-        return TransactionService(broker)
+        return [part(broker) for part in PARTS]
 
     return LazyService("Transactions", broker.world.workers, "transactions", make)
 

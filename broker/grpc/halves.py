@@ -32,7 +32,8 @@ def parse_half_id(asked: wire.TransactionId) -> TxnId:
 class HalfMessageService:
     """The rpcs of Transactions about half messages."""
 
-    _broker: TopicManager
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
 
     async def prepare_half(self, request: wire.HalfRequest, context: CallContext) -> wire.HalfReply:
         half, messages = parse_half_id(request.half), await self._messages(request, context)
@@ -123,7 +124,8 @@ def _check(coordinator: int, asked: AskHalf) -> wire.HalfCheck:
 class HalfMessageAdminService:
     """The rpcs of Admin about half messages."""
 
-    _broker: TopicManager
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
 
     async def list_halves(self, request: wire.ListHalvesRequest, context: CallContext) -> wire.ListHalvesReply:
         half = parse_half_id(request.half) if request.HasField("half") else None

@@ -23,7 +23,7 @@ from ..transaction.intents_core import EndVerb, TransactionRow
 from ..transaction.peers import wire_settlement
 from ..transaction.records_core import Participant, SinkTag
 from ..transaction.together import CoordinatorRequest, CoordinatorRequests
-from .halves import HalfMessageAdminService, HalfMessageService
+from .halves import HalfMessageService
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -32,8 +32,8 @@ ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
 
 
-class TransactionService(HalfMessageService):
-    """The Transactions service; each method is an rpc."""
+class TransactionService:
+    """The rpcs of Transactions about transactions."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -177,10 +177,15 @@ class TransactionService(HalfMessageService):
         ]
 
 
-class TransactionAdminService(HalfMessageAdminService):
+PARTS = (TransactionService, HalfMessageService)
+"""The Transactions service: each of its rpcs is a method of one of them."""
+
+
+class TransactionAdminService:
     """The rpcs of Admin about transactions."""
 
-    _broker: TopicManager
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
 
     async def list_transactions(
         self, request: wire.ListTransactionsRequest, context: CallContext

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.grpc.halves import HalfMessageAdminService
+from magnetar.broker.grpc.halves import HalfMessageAdminService, HalfMessageService
 from magnetar.broker.grpc.transactions import TransactionService
 from magnetar.broker.server import Broker
 from magnetar.proto import wire_pb2 as wire
@@ -47,10 +47,10 @@ def request(half: wire.TransactionId, topic: str = TOPIC, entry: bytes = b"", gr
 
 
 async def test_a_half_is_prepared_by_a_role_that_may_publish_all_of_it(broker: Broker) -> None:
-    service = TransactionService(broker.topic_manager)
+    transactions, service = TransactionService(broker.topic_manager), HalfMessageService(broker.topic_manager)
     with pytest.raises(Unauthorized, match="produce"):
-        await service.prepare_half(request(await begun(service, STRANGER)), STRANGER)
-    half = await begun(service)
+        await service.prepare_half(request(await begun(transactions, STRANGER)), STRANGER)
+    half = await begun(transactions)
     reply = await service.prepare_half(request(half), LOCAL)
     assert reply.state == wire.PREPARED
     for verb in wire.EndHalfRequest.Verb.values():
@@ -73,17 +73,20 @@ async def test_a_half_is_prepared_by_a_role_that_may_publish_all_of_it(broker: B
 async def test_what_a_half_cannot_be_is_refused_and_nothing_is_stored(
     broker: Broker, topic: str, entry: bytes, group: str, error: type[MagnetarError]
 ) -> None:
-    service = TransactionService(broker.topic_manager)
+    transactions, service = TransactionService(broker.topic_manager), HalfMessageService(broker.topic_manager)
     assert coordinator_of("another group", SMALL.transaction_coordinators) != NUMBER
     with pytest.raises(error):
-        await service.prepare_half(request(await begun(service), topic, entry, group), LOCAL)
-    found = await HalfMessageAdminService.list_halves(_admin(broker), wire.ListHalvesRequest(coordinator=NUMBER), LOCAL)
+        await service.prepare_half(request(await begun(transactions), topic, entry, group), LOCAL)
+    found = await HalfMessageAdminService(broker.topic_manager).list_halves(
+        wire.ListHalvesRequest(coordinator=NUMBER), LOCAL
+    )
     assert not found.items
 
 
 async def test_verbs_and_ids_that_are_none_are_refused(broker: Broker) -> None:
-    service, admin = TransactionService(broker.topic_manager), _admin(broker)
-    half = await begun(service)
+    transactions, service = TransactionService(broker.topic_manager), HalfMessageService(broker.topic_manager)
+    admin = HalfMessageAdminService(broker.topic_manager)
+    half = await begun(transactions)
     await service.prepare_half(request(half), LOCAL)
     with pytest.raises(InvalidRequest, match="no way to end"):
         await service.end_half(wire.EndHalfRequest(half=half, verb=9), LOCAL)  # type: ignore[arg-type]
@@ -118,9 +121,3 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
             await stream.receive()
         stream.cancel()
     await channel.close()
-
-
-def _admin(broker: Broker) -> HalfMessageAdminService:
-    service = HalfMessageAdminService()
-    service._broker = broker.topic_manager
-    return service
