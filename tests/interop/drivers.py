@@ -110,15 +110,21 @@ def build_python(module: str) -> list[str]:
     return [sys.executable, str(HERE / "python" / "driver.py"), module]
 
 
-def build_java(folder: Path) -> list[str]:
-    """Maven brings the client; the classes are made anew."""
+LOGGER = "org.slf4j.simpleLogger"
+
+
+def build_java(folder: Path, log_level: str = "off") -> list[str]:
+    """Maven brings the client; the classes are made anew. It logs to standard error."""
     maven, compiler, java = find_tool("mvn"), find_tool("javac"), find_tool("java")
     copied = [maven, "-q", "-B", "-f", "java/pom.xml", "dependency:copy-dependencies"]
     fetch([*copied, f"-DoutputDirectory={folder / 'lib'}"])
     sources = [str(path) for path in sorted((HERE / "java" / "src").glob("*.java"))]
     jars = f"{folder / 'lib'}/*"
     build([compiler, "-cp", jars, "-d", str(folder / "out"), *sources])
-    return [java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}:{folder / 'out'}"]
+    given = {"defaultLogLevel": log_level, "showDateTime": "true", "dateTimeFormat": "HH:mm:ss.SSS"}
+    logs = [f"-D{LOGGER}.{name}={value}" for name, value in given.items()]
+    small = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    return [java, *small, *logs, "-cp", f"{jars}:{folder / 'out'}"]
 
 
 def build_go(folder: Path) -> list[str]:

@@ -59,7 +59,7 @@ def others(names: Sequence[str], url: str, folder: Path) -> list[Maker]:
     if "python" in names:
         makers.append(lambda disturbed: python_client(url, disturbed))
     if "java" in names:
-        command = [*build_java(folder), "ChaosDriver", url]
+        command = [*build_java(folder, "info"), "ChaosDriver", url]
         makers.append(lambda disturbed: JavaClient(command, folder, disturbed))
     return makers
 
