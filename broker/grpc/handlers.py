@@ -126,11 +126,14 @@ class Handler:
     def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         try:
             if kind == "close":
-                self._end_handler(self._closing(frame.close))
+                self._on_close(frame.close)
             else:
                 self._handle(kind, frame, turns)
         except Exception as error:
             self.close_with_error(_typed(error))
+
+    def _on_close(self, request_id: int) -> None:
+        self._end_handler(self._closing(request_id))
 
     def _defer(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
@@ -417,17 +420,16 @@ class ConsumerHandler(Handler):
 
         return then
 
-    def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
-        if self._last_acks is not None and self._work is None and frame.WhichOneof("kind") == "close":
+    def _on_close(self, request_id: int) -> None:
+        if self._last_acks is not None:
             self._end_last_acks()
         else:
-            super().on_frame(frame, turns)
+            super()._on_close(request_id)
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.last_message_frame(self.number, request_id, await session.find_last_message())
 
     async def _close(self) -> None:
-        self._end_last_acks()
         if self._session is not None:
             await self._session.close()
 
