@@ -1,9 +1,11 @@
 """The bookies as a ledger client sees them: which are registered, how to reach each, which to choose for an ensemble.
 
-One watch on `/bookies/available` updates the table; the last endpoint of a bookie that leaves it is kept, because
+One watch on `/bookies/available` updates the table; the last registration of a bookie that leaves it is kept, because
 ledgers on it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers
 elsewhere, or with another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the
-transport checks it (docs/design/protocol.md §1.5, #4812).
+transport checks it (docs/design/protocol.md §1.5, #4812). A bookie that registers as another process has restarted: it
+is chosen at once, whatever its last process failed. So while bookies are restarted one after the other, the one before
+replaces the next.
 
 **Choice**: placement_core.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
@@ -30,7 +32,7 @@ from ..runtime.tasks import SupervisedTask, Supervisor, Tasks
 from .config import LedgerConfig
 from .damage import DamageReports
 from .memory import AppendMemory
-from .peer_format import AnswerHead, Status, decode_answer
+from .peer_format import AnswerHead, Status, decode_answer, encode_ping
 from .placement_core import (
     UNKNOWN_RACK,
     BookieHealth,
@@ -44,6 +46,8 @@ from .placement_core import (
 
 _LOG = logging.getLogger("magnetar.ledger")
 
+CONNECTED_MAX = 16
+"""Bookies to which a process connects before it needs them; the first connection costs most."""
 PAUSE_PART = 4
 """The pause before a busy bookie is asked again grows to this fraction (1 / PAUSE_PART) of the timeout."""
 
@@ -61,14 +65,13 @@ class Bookies:
         self.memory = AppendMemory(config.memory_bytes_max)
         self._available: dict[str, BookieRecord] = {}
         self.peers = _Peers()
-        self._keys: dict[str, str] = {}  # the key with which each of `peers` must identify itself
+        self._last: dict[str, BookieRecord] = {}  # the last registration of each bookie, also of those that left
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
         self._racks_short = False
         self._racks: dict[str, str] = {}  # from the metadata; overrides what a bookie registered
-        self._last_racks: dict[str, str] = {}  # the rack with which each bookie registered last
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -91,6 +94,14 @@ class Bookies:
             self._follower.ended.result()
 
     # ------------------------------------------------------------------------------ reaching
+    async def connect(self) -> None:
+        """Connects to registered bookies, CONNECTED_MAX at most, so that the first ledgers do not wait for that. A
+        bookie that does not answer is left to those that need it."""
+        some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
+        await asyncio.gather(
+            *(self.request(each, encode_ping(), timeout_s=timeout_s) for each in some), return_exceptions=True
+        )
+
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
@@ -158,7 +169,7 @@ class Bookies:
         """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
         list of bookies again."""
         if self._well() < wanted:
-            await self._list()
+            await self.list_again()
         return self._well()
 
     def _well(self) -> int:
@@ -173,7 +184,7 @@ class Bookies:
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
-            await self._list()
+            await self.list_again()
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
@@ -258,7 +269,8 @@ class Bookies:
 
     def find_rack(self, bookie: str) -> str:
         """Returns the rack of a bookie, its last one if it is not registered, or UNKNOWN_RACK if it never was."""
-        return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
+        last = self._last.get(bookie)
+        return self._racks.get(bookie) or (UNKNOWN_RACK if last is None else last.rack)
 
     @property
     def limbo_bookies(self) -> frozenset[str]:
@@ -329,17 +341,17 @@ class Bookies:
 
     def _apply_registration(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
-        peer = self.peers.get(bookie)
-        if peer is None or peer.endpoint != endpoint or self._keys.get(bookie) != record.key:
+        peer, last = self.peers.get(bookie), self._last.get(bookie)
+        is_elsewhere = peer is None or last is None or peer.endpoint != endpoint or last.key != record.key
+        if is_elsewhere:
             access = PeerClientKeys(record.key)
             self.peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
-            self._keys[bookie] = record.key
-            self._quarantine.on_restarted(bookie, self._world.clock.monotonic())
-            self._trouble.reset_weight(bookie)
             if peer is not None:
                 self._closing.spawn(peer.close(), "ledger-peer-close")
-        self._available[bookie] = record
-        self._last_racks[bookie] = record.rack
+        if is_elsewhere or last is None or last.process != record.process:
+            self._quarantine.on_restarted(bookie, self._world.clock.monotonic())
+            self._trouble.reset_weight(bookie)
+        self._available[bookie] = self._last[bookie] = record
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Returns for each bookie the counters of its connection and of its trouble (`reads_slow`, …:

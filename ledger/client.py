@@ -199,6 +199,12 @@ class LedgerClient:
         self._writers: dict[int, LedgerWriter] = {}  # the open ones, and at most as many that ended
         self._looked_at = 0  # number of open writers when the ended ones were dropped last
 
+    async def connect(self) -> None:
+        """Lists the bookies and connects to them, so that the first ledger does not wait for that. Raises the errors of
+        the metadata."""
+        await self._bookies.wait_listed()
+        await self._bookies.connect()
+
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,

@@ -42,6 +42,8 @@ class MagnetarError(Exception):
 _BY_CODE[1] = MagnetarError
 
 
+SAYS_LAST = "says_last"
+"""The field of an error with which a broker closes a consumer and waits for its last acknowledgements."""
 MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
 """Characters and number: an error is sent in a trailer, of which gRPC takes 8 KB, and may quote the request."""
 

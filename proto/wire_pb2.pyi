@@ -243,7 +243,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation", "incarnation")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation", "incarnation", "says_last")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -306,6 +306,7 @@ class Subscribe(_message.Message):
     REDELIVERY_ORDER_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SAYS_LAST_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -326,7 +327,8 @@ class Subscribe(_message.Message):
     redelivery_order: Subscribe.RedeliveryOrder
     isolation: Subscribe.Isolation
     incarnation: int
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    says_last: bool
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ..., incarnation: _Optional[int] = ..., says_last: bool = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")

@@ -39,6 +39,7 @@ consumers would wait at a topic to which no producer writes. Guard: tests/broker
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -71,8 +72,11 @@ from ...metadata.store import (
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import run_to_end
+from ..common.retry import SharedRuns
 from .bundles_core import bundle_name, bundle_number
 from .placement_core import LoadReport, Placement
+
+_LOG = logging.getLogger("magnetar.broker")
 
 # -------------------------------------------------------------------------------------------------- cluster_view
 # The registered brokers and bookies, and the orders to drain, read on demand.
@@ -129,9 +133,6 @@ ATTEMPTS_MAX = 10
 
 MOVE_WAIT_S = 1.0
 """Seconds that the opening of a topic waits at its next owner for the end of the move; then its client looks it up."""
-MOVE_LOOK_S = 0.002
-MOVE_LOOK_S_MAX = 0.032
-"""Seconds between two reads of the owner record meanwhile: from the first, doubling, to the second."""
 
 
 class Ownership:
@@ -148,6 +149,7 @@ class Ownership:
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
+        self._moves: SharedRuns[str, BrokerRecord] = SharedRuns()  # waits for their end, by path of the owner record
         self._registering = asyncio.Lock()
         self.lost = False
 
@@ -203,15 +205,33 @@ class Ownership:
         in error texts."""
         if self.is_owned(path):
             return self.me
-        until_s, pause_s = self._now() + MOVE_WAIT_S, MOVE_LOOK_S
-        while True:
-            async with self._asking[path]:
-                owner = await self._ask(path, what)
-            moves = opens and owner.draining and owner.name != self.me.name and not self.me.draining
-            if not moves or self._now() >= until_s:
-                return owner
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MOVE_LOOK_S_MAX)
+        owner = await self._find_owner(path, what)
+        if opens and self._may_move(owner):
+            owner = await self._moves.run(path, lambda: self._wait_for_move(path, what))
+        return owner
+
+    async def _find_owner(self, path: str, what: str) -> BrokerRecord:
+        async with self._asking[path]:
+            return await self._ask(path, what)
+
+    def _may_move(self, owner: BrokerRecord) -> bool:
+        """Whether the owner drains, and may be giving what it owns to this broker."""
+        return owner.draining and owner.name != self.me.name and not self.me.draining
+
+    async def _wait_for_move(self, path: str, what: str) -> BrokerRecord:
+        """Returns the owner of the object at `path` when that does not drain; after MOVE_WAIT_S the one that it is."""
+        revision = await self._store.revision()
+        owner = await self._find_owner(path, what)
+        try:
+            async with asyncio.timeout(MOVE_WAIT_S):
+                if self._may_move(owner):
+                    async for _ in self._store.watch(path, revision):
+                        owner = await self._find_owner(path, what)
+                        if not self._may_move(owner):
+                            break
+        except TimeoutError:
+            _LOG.info("%s: %s drains, and has not given it away after %s s", what, owner.name, MOVE_WAIT_S)
+        return owner
 
     def is_owned(self, path: str) -> bool:
         return path in self._owned and not self.lost

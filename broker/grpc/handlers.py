@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...proto import wire_pb2 as wire
 from ...proto.checksum import encode_varint
-from ...proto.errors import BackPressure, ConnectionLost, InternalError, InvalidRequest, MagnetarError, to_wire
+from ...proto.errors import (
+    SAYS_LAST,
+    BackPressure,
+    ConnectionLost,
+    InternalError,
+    InvalidRequest,
+    MagnetarError,
+    to_wire,
+)
 from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Stream
@@ -118,11 +126,14 @@ class Handler:
     def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
         try:
             if kind == "close":
-                self._end_handler(self._closing(frame.close))
+                self._on_close(frame.close)
             else:
                 self._handle(kind, frame, turns)
         except Exception as error:
             self.close_with_error(_typed(error))
+
+    def _on_close(self, request_id: int) -> None:
+        self._end_handler(self._closing(request_id))
 
     def _defer(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
@@ -222,8 +233,11 @@ class Handler:
     def close_with_error(self, error: MagnetarError) -> None:
         """Closes the producer or consumer for a reason of the broker, and sends the error to the client."""
         if not self.has_ended:
-            self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
+            self._send_closed(error)
             self._end_handler(self.leave())
+
+    def _send_closed(self, error: MagnetarError) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
 
     def _end_handler(self, leaving: Coroutine[Any, Any, None]) -> None:
         self.has_ended = True
@@ -332,17 +346,20 @@ class ProducerHandler(Handler):
 class ConsumerHandler(Handler):
     """The handler of a consumer, and its session's port (broker/session/consumer.py `ConsumerPort`)."""
 
-    __slots__ = ("_head", "_session", "queued_bytes", "sent")
+    __slots__ = ("_head", "_last_acks", "_says_last", "_session", "queued_bytes", "sent")
 
     def __init__(self, connection: ConnectStream, number: int) -> None:
         super().__init__(connection, number)
         self._head = b"\x08" + encode_varint(number)
         self._session: ConsumerSession | None = None
+        self._says_last = False  # the client answers `closed` by `close`, after its last acknowledgements
+        self._last_acks: asyncio.Future[None] | None = None  # it is told that its topic moves: done when they have come
         self.sent: deque[tuple[int, int]] | None = None  # unsent deliveries: (offset of its end on the stream, bytes) …
         self.queued_bytes = 0  # … and the sum of their bytes
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         options = translate.parse_subscribe_options(frame.subscribe)
+        self._says_last = frame.subscribe.says_last
         self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.make_subscribed_frame(self.number, self._session)
 
@@ -403,6 +420,12 @@ class ConsumerHandler(Handler):
 
         return then
 
+    def _on_close(self, request_id: int) -> None:
+        if self._last_acks is not None:
+            self._end_last_acks()
+        else:
+            super()._on_close(request_id)
+
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.last_message_frame(self.number, request_id, await session.find_last_message())
 
@@ -411,8 +434,13 @@ class ConsumerHandler(Handler):
             await self._session.close()
 
     async def _leave(self) -> None:
+        self._end_last_acks()
         if self._session is not None:
             await self._session.leave()
+
+    def _end_last_acks(self) -> None:
+        if self._last_acks is not None and not self._last_acks.done():
+            self._last_acks.set_result(None)
 
     # ------------------------------------------------------------------ the port
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
@@ -423,6 +451,19 @@ class ConsumerHandler(Handler):
 
     def on_active_changed(self, active: bool) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, active=active))
+
+    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+        if not (self._says_last and self.opened) or self.has_ended or self._last_acks is not None:
+            return None
+        closed = to_wire(error)
+        closed.fields[SAYS_LAST] = "yes"
+        self._connection.send(wire.ServerFrame(id=self.number, closed=closed))
+        self._last_acks = asyncio.get_running_loop().create_future()
+        return self._last_acks
+
+    def _send_closed(self, error: MagnetarError) -> None:
+        if self._last_acks is None:  # else the client has closed it already
+            super()._send_closed(error)
 
     def on_closed(self, error: MagnetarError) -> None:
         self.close_with_error(error)

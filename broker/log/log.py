@@ -134,6 +134,9 @@ class Log(ReadableLog, Protocol):
     def publish(self, publish: Publish) -> None:
         """Queues an entry. Its publisher gets the outcome later. Raises at once if the log accepts no entries."""
 
+    def begin_ledger(self) -> None:
+        """Begins the first ledger before the first publish, if the log was written until just now."""
+
     async def roll(self) -> None:
         """Switches to a new ledger, although the one that is written is not full."""
 

@@ -15,7 +15,8 @@ nothing after its ledger was fenced, and cannot add another one after the claim.
 last ledger in recovery, or a claimed list of closed ones: the next take-over starts over.
 
 A topic that was taken over has **no ledger that is written**, and needs none while no producer publishes: the first
-publish switches to the first ledger as any later one switches to the next.
+publish switches to the first ledger as any later one switches to the next. Of a topic that was written until just now
+its first producer does (`TopicLog.begin_ledger`).
 
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
 ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
@@ -63,6 +64,11 @@ from .log_shape_core import allowed_shrink
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, no_claims
 
 _LOG = logging.getLogger("magnetar.broker.log")
+
+
+WRITTEN_MS = 5000
+"""Several times what a move of a topic between two brokers takes. A topic that is idle for longer has no ledger that is
+written until somebody publishes."""
 
 
 class TopicLog:
@@ -181,6 +187,13 @@ class TopicLog:
             self.state = TopicState.SWITCHING
             self._appender.queue.on_ledger_stopped()
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
+
+    def begin_ledger(self) -> None:
+        """Begins the first ledger of this owner before the first publish, if the last one was closed less than
+        WRITTEN_MS ago: then its producers have moved here too, and go on in a moment."""
+        last = self.record.ledgers[-1:]
+        if self._appender.writer is None and last and self.world.clock.wall_ms() - last[0].closed_ms < WRITTEN_MS:
+            self._start_switch()
 
     async def roll(self) -> None:
         """Switches to a new ledger although the present one is not full, so that trimming may delete the present one.

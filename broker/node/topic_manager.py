@@ -101,7 +101,7 @@ class _OwnershipSession:
 
     __slots__ = (
         "catalog", "grants", "is_settled", "ledgers", "metadata", "ownership", "participants", "policies", "schemas",
-        "settled", "storage", "transactions",
+        "settled", "storage", "tasks", "transactions",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +135,7 @@ class _OwnershipSession:
             self.is_settled,
         )  # fmt: skip
         self.storage = storage(metadata, self.ledgers)  # of persistent topics
+        self.tasks = Tasks()
 
     async def answers(self) -> bool:
         """Whether the metadata answers now."""
@@ -146,6 +147,7 @@ class _OwnershipSession:
         return True
 
     async def close(self) -> None:
+        await self.tasks.close()
         await self.grants.close()
         await self.policies.close()
         await self.ledgers.close()
@@ -225,6 +227,16 @@ class TopicManager:
             raise
         session.catalog.auto_creation = self.auto_topic_creation
         self._session = session
+        if self.config.share_group:
+            session.tasks.spawn(self._connect_bookies(session), "broker-connects")
+
+    async def _connect_bookies(self, session: _OwnershipSession) -> None:
+        """Connects to the bookies before this broker owns a topic: a bundle may be given to it at any moment, and its
+        clients wait for the first ledger."""
+        try:
+            await session.ledgers.connect()
+        except MagnetarError as error:
+            _LOG.info("the bookies are not listed yet: %s", error)
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
         return DurableStorage(
@@ -492,10 +504,13 @@ class TopicManager:
         if publishes:
             self._turns.prioritize_topic(name.full)
         try:
-            return await self._loading.run(name.full, lambda: self._load(session, name, create))
+            topic = await self._loading.run(name.full, lambda: self._load(session, name, create))
         finally:
             if publishes:
                 self._turns.end_priority(name.full)
+        if publishes:
+            topic.log.begin_ledger()
+        return topic
 
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:

@@ -67,7 +67,7 @@ class ConsumerHandler:
         """Epoch of the messages that are sent. Java's client drops those of an earlier one, which were sent before it
         asked for redelivery of all."""
         self._head = b"\x08" + encode_varint(self.id)
-        self._over = False
+        self._over = self._is_moving = False
         self._is_active = False
         self._told_active: bool | None = None
         self._notice: asyncio.TimerHandle | None = None
@@ -77,8 +77,9 @@ class ConsumerHandler:
         self._opening = self._connection.start_request(self._open())
 
     def answer_reopening(self, request_id: int) -> None:
-        if self.session is None:
-            self._connection.send_error(request_id, Unavailable("the consumer of this id is being opened"))
+        if self.session is None or self._is_moving:
+            why = "being opened" if self.session is None else "about to be closed: its topic moves"
+            self._connection.send_error(request_id, Unavailable(f"the consumer of this id is {why}"))
         else:
             self._connection.send_success(request_id)
 
@@ -253,10 +254,19 @@ class ConsumerHandler:
             change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
             self._connection.send(encode_frame(active_consumer_change=change))
 
+    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+        """Closes the consumer at the client. What the client acknowledges until it reads that still counts, as far as
+        it comes in time: its protocol does not say which acknowledgement is the last."""
+        if self.session is not None and not (self._over or self.has_sought):
+            self._is_moving = True
+            self._close_at_client(error)
+        return None
+
     def on_closed(self, error: MagnetarError) -> None:
         if not self._over:
             self._over = True
-            self._close_at_client(error)
+            if not self._is_moving:
+                self._close_at_client(error)
             self._connection.handlers.remove_consumer(self)
             self._connection.start_leaving(self.leave())
 

@@ -17,6 +17,7 @@ tests/broker/pulsar/test_passing.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
@@ -210,6 +211,9 @@ class ConsumerSession:
 
     def on_active_changed(self, active: bool) -> None:
         self._port.on_active_changed(active)
+
+    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+        return None if self._over or self._removing else self._port.on_moving(error)
 
     def on_closed(self, error: MagnetarError) -> None:
         if not (self._over or self._removing):

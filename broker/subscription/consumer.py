@@ -55,6 +55,12 @@ class Outlet(Protocol):
         """Called when the broker closes the consumer with `error`; nothing is delivered after that."""
         ...
 
+    def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
+        """Called when the topic begins to close in order: tells the client `error`, as `on_closed` does. What the
+        client acknowledges until it reads that still counts. Returns a future that is done when the last of it has
+        come; None if the client is not told yet, or does not say which is the last."""
+        ...
+
     async def wait_drained(self) -> None: ...
 
 

@@ -276,6 +276,13 @@ class Subscription:
         for consumer in list(self.consumers.values()):
             self.disconnect(consumer, error)
 
+    def begin_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
+        """Delivers nothing more, because it could not be acknowledged in time, and tells the consumers `error`. Returns
+        the futures that are done when the last acknowledgements of the consumers have come."""
+        self.pump.is_moving = True
+        told = [consumer.outlet.on_moving(error) for consumer in self.consumers.values()]
+        return [last for last in told if last is not None]
+
     def flow(self, consumer: Consumer, permits: int) -> None:
         """Grants the consumer `permits` more permits, each for one message."""
         self.dispatcher.flow(consumer.member, permits)

@@ -215,6 +215,9 @@ class NonPersistentLog:
     async def is_ours(self) -> bool:
         return True
 
+    def begin_ledger(self) -> None:
+        """Does nothing: there is a ledger."""
+
     async def roll(self) -> None:
         """Does nothing: there is only one ledger."""
 

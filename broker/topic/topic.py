@@ -1,9 +1,10 @@
 """A topic that this broker owns for a while: its log, its producers, its subscriptions.
 
-`Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` (in order: producers and
-consumers are notified, cursors stored, the ledger closed) or by `abandon` (another broker has it: everything stops at
-once). Changes of the set of subscriptions and trimming are serialised: a subscription that is being made keeps its
-data (invariant 34).
+`Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` or by `abandon` (another
+broker has it: everything stops at once). `close` goes in order: consumers are told, the ledger is closed, producers are
+told, the last acknowledgements come (LAST_ACKS_S), cursors are stored. So what a consumer acknowledged before it
+learned of the close is not delivered again. Changes of the set of subscriptions and trimming are serialised: a
+subscription that is being made keeps its data (invariant 34).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound,
 from ...proto.names import Position, TopicName
 from ...proto.states import LedgerStays, TopicState
 from ...runtime.network import World
-from ...runtime.tasks import run_to_end
+from ...runtime.tasks import run_to_end, run_together
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import RateLimit
@@ -42,6 +43,13 @@ from .transactions_core import Transactions, TxnEnd
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 NOWHERE = Position(-1, -1)
+
+CLOSED_AT_ONCE = 64
+"""Subscriptions that are closed at a time: each stores its cursor, and so many share a sync of the metadata."""
+LAST_ACKS_S = 0.1
+"""Seconds that a topic that closes in order waits for what its consumers acknowledged before they learned of it: some
+round trips. The next owner delivers again what comes later."""
+
 
 class Topic:
     """A loaded topic at its owner. `storage` creates its log and its subscriptions; its `parts` are called in their
@@ -399,25 +407,34 @@ class Topic:
             self._ended = True
             for part in self.parts:
                 part.stop()
-            for subscription in self.subscriptions.values():
-                subscription.pump.is_moving = True  # what is delivered now could not be acknowledged in time
+            last_acks = [last for each in self.subscriptions.values() for last in each.begin_move(error)]
             try:
                 await self.log.close()
             except MagnetarError as failure:
                 _LOG.warning("%s: not closed in order: %s", self.name, failure)
             finally:
-                self._disconnect(error)  # whatever happened: publishes since are answered by it alone
+                self.producers.close(error)  # whatever happened: publishes since are answered by it alone
+                if last_acks:
+                    await asyncio.wait(last_acks, timeout=LAST_ACKS_S)
+                self._disconnect(error)
         await self._close_subscriptions()
 
     async def _close_subscriptions(self) -> None:
-        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
-            try:
-                await subscription.close()
-            except MagnetarError as failure:
-                _LOG.warning("%s/%s: cursor not stored: %s", self.name, subscription.name, failure)
+        subscriptions = list(self.subscriptions.values())  # readers detach meanwhile
+        for start in range(0, len(subscriptions), CLOSED_AT_ONCE):
+            await run_together(
+                [self._close_subscription(each) for each in subscriptions[start : start + CLOSED_AT_ONCE]],
+                "subscription-end",
+            )
         for part in self.parts:
             await part.close()
         await self.log.close()
+
+    async def _close_subscription(self, subscription: Subscription) -> None:
+        try:
+            await subscription.close()
+        except MagnetarError as failure:
+            _LOG.warning("%s/%s: cursor not stored: %s", self.name, subscription.name, failure)
 
     def _check_unused(self) -> None:
         durable = len(self.registry.durable_subscriptions())

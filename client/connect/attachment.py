@@ -205,6 +205,10 @@ class Attachment:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
+    def say_last(self) -> None:
+        """Tells the broker that it has closed the owner: what was sent before is all."""
+        self.send(close=CLOSE)
+
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
         """Fact: the owner has read that the broker closed it."""
@@ -333,6 +337,7 @@ def make_subscribe_frame(
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,
         isolation=ISOLATIONS[settings.isolation],
+        says_last=True,
         redelivery_order=wire.Subscribe.KEY if settings.redelivery_order == "key" else wire.Subscribe.ANY,
     )
     _set_schema(request, settings.schema)

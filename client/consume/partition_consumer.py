@@ -19,7 +19,7 @@ from pyroaring import BitMap
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
-from ...proto.errors import MagnetarError, from_wire
+from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
 from ..common.deadlines import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate_error
@@ -218,6 +218,10 @@ class PartitionConsumer:
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
                     self.deliveries.clear_dead_lettered()
+                elif SAYS_LAST in error.fields:
+                    self.acks.flush()
+                    self._do(self.core.send_last_acks())
+                    self._attachment.say_last()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True

@@ -521,6 +521,12 @@ class ConsumerCore:
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
+    def send_last_acks(self) -> list[ConsumerEffect]:
+        """Fact: the broker has closed the consumer, because the topic moves, and waits for what is acknowledged."""
+        effects: list[ConsumerEffect] = []
+        self._send_acks(effects)
+        return effects
+
     def take_last_acks(self) -> tuple[int, list[ConsumerEffect]]:
         """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
         durable; 0 if no acks wait."""

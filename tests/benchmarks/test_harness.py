@@ -23,9 +23,9 @@ NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover", "recover-topics",
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
-    "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",
-    "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "connect",
-    "cost", "calls", "control", "memory",
+    "broker-killed", "rolling", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared",
+    "fan-out", "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup",
+    "connect", "cost", "calls", "control", "memory",
     "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python",
     "rest", "scrape", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none", "txn-aborts", "process",
 ]  # fmt: skip

@@ -13,6 +13,7 @@
 | power_cut | kill -9 of all, and bookies lose what they had not synced; sometimes again while they start |
 | replace | an empty bookie takes the port of one, which goes on elsewhere with its data |
 | wipe | a bookie's directory is removed: refused, forgotten, started as a new one |
+| drain | a broker is drained for some seconds, and gets bundles again |
 | revoke | a role that publishes and consumes loses its rights for some seconds (only in a secured cluster) |
 | lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
 
@@ -47,7 +48,7 @@ from tests.chaos.waiting import wait_until
 WEIGHTS = {
     "kill": 6, "kill_one": 4, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1,
     "delay": 1, "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
-    "revoke": 3,
+    "revoke": 3, "drain": 4,
 }  # fmt: skip
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
 LOSING = ("wipe", "lose")
@@ -64,7 +65,7 @@ STARTS_MAX = 5
 class Begun(NamedTuple):
     said: str
     lasts_s: float
-    heal: Callable[[], None]
+    heal: Callable[[], object]
 
 
 class Faults:
@@ -75,6 +76,7 @@ class Faults:
         self.copied = self.gave_up = 0
         self._frozen: list[Target] = []
         self._disk_was_full = self._revoked = False
+        self._drained: dict[str, None] = {}  # names of brokers that are ordered to drain
         self._sudden: dict[str, Callable[[], str]] = {
             "power_cut": self._power_cut, "replace": self._replace, "wipe": self._wipe, "lose": self._lose,
         }  # fmt: skip
@@ -84,7 +86,7 @@ class Faults:
             "hold": lambda: self._link(Mode.HOLD),
             "one_way": lambda: self._link(self.rng.choice([Mode.HOLD_REQUESTS, Mode.HOLD_ANSWERS])),
             "half_open": lambda: self._link(Mode.HALF_OPEN), "reset": self._reset, "isolate": self._isolate,
-            "full_disk": self._full_disk, "revoke": self._revoke,
+            "full_disk": self._full_disk, "revoke": self._revoke, "drain": self._drain,
         }  # fmt: skip
 
     @property
@@ -122,7 +124,7 @@ class Faults:
             if missing := self.wait_copies():
                 return missing
             self.copied += 1
-        events: list[tuple[float, int, str, Callable[[], None] | None]] = []
+        events: list[tuple[float, int, str, Callable[[], object] | None]] = []
         for kind in kinds:
             if kind in SUDDEN:
                 say(f"{kind} {self._sudden[kind]()}")
@@ -157,6 +159,7 @@ class Faults:
         for node in self.cluster.nodes:
             self._wait_ready(node)
         self._disk_was_full = False
+        wrong += wait_until(self._undrain)
         if self._revoked:
             assert self.cluster.security is not None
             self.cluster.security.grant(self.cluster.url, VISITOR)
@@ -257,6 +260,23 @@ class Faults:
         done = security.revoke(self.cluster.url, VISITOR)
         lasts = self._lasting(1.0, SESSION_S + 4)
         return Begun(f"the rights of {VISITOR} for {lasts} s{'' if done else ', perhaps'}", lasts, lambda: None)
+
+    def _drain(self) -> Begun:
+        """Taken back when its time is over, and certainly when all is healed: until then a broker may not be
+        reached."""
+        victim = self._running([*self.cluster.brokers])
+        names = self.cluster.drain(victim)
+        self._drained.update(dict.fromkeys(names))
+        lasts = self._lasting(0.5, SESSION_S + 4)
+        what = f"{victim.name} for {lasts} s{'' if names else ', perhaps'}"
+        return Begun(what, lasts, self._undrain)
+
+    def _undrain(self) -> list[str]:
+        """What is left to be taken back."""
+        for name in list(self._drained):
+            if self.cluster.undrain(name):
+                del self._drained[name]
+        return [f"{name} drains" for name in self._drained]
 
     # ---------------------------------------------------------------------------------------- sudden ones
     def _power_cut(self) -> str:

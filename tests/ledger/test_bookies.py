@@ -40,8 +40,12 @@ async def bookies(metadata: MetadataStore) -> AsyncIterator[Bookies]:
     await table.close()
 
 
-async def register(metadata: MetadataStore, number: int, *, rack: str = "/a", read_only: bool = False) -> None:
-    record = BookieRecord(bookie=name(number), endpoint="127.0.0.1:1", rack=rack, read_only=read_only)
+async def register(
+    metadata: MetadataStore, number: int, *, rack: str = "/a", read_only: bool = False, process: str = ""
+) -> None:
+    record = BookieRecord(
+        bookie=name(number), endpoint="127.0.0.1:1", rack=rack, read_only=read_only, process=process
+    )
     await metadata.put(paths.bookie(name(number)), encode(record, paths.bookie(name(number))))
 
 
@@ -94,6 +98,30 @@ async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: Met
     bookies.record_failure(name(3))
     bookies.record_failure(name(5))
     assert bookies.replace(ensemble, [1], 3) == {}
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["it was away", "its session had not ended"])
+async def test_a_bookie_that_restarts_at_its_address_is_chosen_at_once(
+    metadata: MetadataStore, bookies: Bookies, *, left: bool
+) -> None:
+    for number in range(3):
+        await register(metadata, number, process="first")
+    await bookies.wait_listed()
+    ensemble, failed = [name(1), name(2)], name(0)
+    bookies.record_failure(failed)
+    await register(metadata, 0, process="first", rack="/b")
+    await bookies.list_again()
+    assert bookies.replace(ensemble, [1], 2) == {}, "the process that failed told something, and is the same"
+    if left:
+        await metadata.delete(paths.bookie(failed))
+        await bookies.list_again()
+        assert bookies.replace(ensemble, [1], 2) == {}
+    await register(metadata, 0, process="second")
+    await bookies.list_again()
+    assert bookies.replace(ensemble, [1], 2) == {1: failed}
+    assert not bookies.trouble_weights()
+    bookies.record_failure(failed)
+    assert bookies.replace(ensemble, [1], 2) == {}, "the new one fails too"
 
 
 async def test_too_few_racks_are_told_once_or_refused_as_configured(

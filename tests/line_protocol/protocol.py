@@ -219,6 +219,9 @@ class _ConsumerLines:
     def on_active_changed(self, active: bool) -> None:
         self._connection.send("active", self._id, int(active))
 
+    def on_moving(self, error: MagnetarError) -> None:
+        return None
+
     def on_closed(self, error: MagnetarError) -> None:
         self._connection.closed(self._id, error)
 

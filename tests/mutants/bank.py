@@ -90,6 +90,7 @@ def _all() -> Iterator[Mutant]:
     yield from _within_a_process()
     yield from _of_wires()
     yield from _passed_over()
+    yield from _of_moves()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -295,6 +296,24 @@ def _of_wires() -> Iterator[Mutant]:
          f"{_PATIENCE}::test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon"),
         ("M65c", wires.slice_without_end,
          f"{_PATIENCE}::test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, why)
+
+
+def _of_moves() -> Iterator[Mutant]:
+    """A bundle that a broker gives away, while both brokers live."""
+    moves = "tests/broker/cluster/test_moves.py::"
+    for id_, plant, target, why in (
+        ("M30c", brokers.served_on_while_it_is_given_away,
+         f"{moves}test_a_bundle_has_one_owner_at_each_step_of_a_move", "fencing protects the data: a seed is slower"),
+        ("M30d", brokers.given_away_before_it_is_closed,
+         f"{moves}test_a_bundle_has_one_owner_at_each_step_of_a_move", "as M30c"),
+        ("M39b", subscriptions.last_acks_do_not_count,
+         f"{moves}test_acknowledgements_on_their_way_while_a_topic_moves_count",
+         "a seed may deliver again what was acknowledged without a receipt"),
+        ("M39c", clients.last_acks_wait_for_the_next_owner,
+         f"{moves}test_what_a_program_acknowledged_is_stored_before_its_consumer_subscribes_at_the_next_owner",
+         "as M39b"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, "", target, why)
 

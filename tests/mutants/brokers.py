@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
+from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.compaction_core import KeySurvey
 from magnetar.broker.log.log import Log
@@ -23,8 +24,8 @@ from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.dedup_core import Dedup, SequenceProgress
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
-from magnetar.metadata.records import TopicLedger, encode
-from magnetar.metadata.store import NodeUpdate, update_nodes
+from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode
+from magnetar.metadata.store import NodeUpdate, get_record, update_nodes
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError
@@ -199,3 +200,29 @@ def chunks_of_another_round(stack: Stack) -> None:
             self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
 
     put(stack, KeySurvey, "_narrow", narrow)
+
+
+def served_on_while_it_is_given_away(stack: Stack) -> None:
+    """M30c: a broker loads topics of a bundle that it is giving away, until the next owner is named."""
+
+    async def move(self: Ownership, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        await unload()
+        found = await get_record(self._store, path, OwnerRecord)
+        assert found is not None
+        await self._write_owner(path, heir, found[1])
+        self._owned.pop(path, None)
+
+    put(stack, Ownership, "_move", move)
+
+
+def given_away_before_it_is_closed(stack: Stack) -> None:
+    """M30d: the next owner of a bundle is named before the topics are closed."""
+
+    async def move(self: Ownership, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
+        self._owned.pop(path, None)
+        found = await get_record(self._store, path, OwnerRecord)
+        assert found is not None
+        await self._write_owner(path, heir, found[1])
+        await unload()
+
+    put(stack, Ownership, "_move", move)

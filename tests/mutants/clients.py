@@ -101,3 +101,8 @@ def closed_twice_opens_twice(stack: Stack) -> None:
 
     put(stack, PartitionConsumer, "on_frames", on_frames)
     put(stack, Attachment, "reopen", reopen)
+
+
+def last_acks_wait_for_the_next_owner(stack: Stack) -> None:
+    """M39c: a consumer whose topic moves keeps what it has not sent, and tells it to the next owner alone."""
+    put(stack, ConsumerCore, "send_last_acks", lambda self: [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from pyroaring import BitMap
@@ -9,6 +10,8 @@ from pyroaring import BitMap
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.subscription import Subscription
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from tests.mutants.ledgers import Stack, put
 
@@ -39,3 +42,14 @@ def acknowledged_is_due_again(stack: Stack) -> None:
 
     honest = DelayIndex._add
     put(stack, DelayIndex, "_add", add)
+
+
+def last_acks_do_not_count(stack: Stack) -> None:
+    """M39b: what a consumer acknowledged before it learned that its topic moves counts only if it came before."""
+    honest = Subscription.begin_move
+
+    def begin(self: Subscription, error: MagnetarError) -> list[asyncio.Future[None]]:
+        honest(self, error)
+        return []
+
+    put(stack, Subscription, "begin_move", begin)

@@ -206,7 +206,7 @@ def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> Non
 
 
 @pytest.mark.parametrize(
-    "kind", ["cancel", "dead-task", "mute", "unheard", "stranger", "twin", "clock-skew", "newer-record"]
+    "kind", ["cancel", "dead-task", "mute", "unheard", "stranger", "twin", "clock-skew", "newer-record", "drain"]
 )
 def test_a_seed_passes_with_many_strikes_of_a_kind(kind: str) -> None:
     for seed in (3, 4):  # of ledgers, and of topics

@@ -13,6 +13,7 @@ Auto-recovery runs in the bookies, with shorter times than by default: copies ar
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -30,7 +31,7 @@ from tests.chaos.processes.proxy import Proxy, owner_of
 from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
 from tests.layout import ROOT
-from tests.support.processes import run_cli
+from tests.support.processes import Result, run_cli
 
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
 SESSION_S = 2.0
@@ -240,6 +241,24 @@ class ChaosCluster(Processes):
         self.bookies.remove(bookie)
         self.started.remove(bookie)
         shutil.rmtree(self.data.pop(bookie.name))
+
+    def drain(self, broker: Target) -> list[str]:
+        """An operator orders its processes to give away what they own. The names of those that a broker answered for:
+        none may be reached now."""
+        port, found = broker.port, self._brokers("list", "-o", "json")
+        if found.code:
+            return []
+        ours = range(port, port + self.processes)
+        names = [each["name"] for each in json.loads(found.out) if Endpoint.parse(each["endpoint"]).port in ours]
+        return [name for name in names if self._brokers("drain", name).code == 0]
+
+    def undrain(self, name: str) -> bool:
+        """False: no broker did it, or said so."""
+        return self._brokers("undrain", name).code in (0, 4)  # 4: an earlier try did it
+
+    def _brokers(self, *arguments: str) -> Result:
+        run = run_cli if self.security is None else self.security.cli
+        return run("brokers", *arguments, "--url", self.url)
 
     def missing_copies(self) -> list[str]:
         """What tests/chaos/processes/copies.py says; empty: one bookie may lose its data."""

@@ -112,6 +112,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "decommission": Times("an operator empties a living bookie, and may think better of it", 1),
     # ---- what operators do
     "unload": Times("the topic is unloaded", 3, "topics"),
+    "drain": Times("brokers are drained, also all at once, and some die meanwhile or get bundles again", 3, "topics"),
     "set-persistence": Times("E, Qw and Qa of the namespace change", 2, "topics"),
     "recover": Times("somebody recovers a ledger in use, and so fences its writer", 2),
     "delete-ledger": Times("a closed ledger is deleted", 3, "ledgers"),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from magnetar.bookie.maintenance import marks
+from magnetar.broker.cluster.ownership import cancel_drain
 from magnetar.client.admin import AdminClient
 from magnetar.ledger import client as deletions
 from magnetar.ledger.client import LedgerClient
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
 from magnetar.metadata.store import ANY, MetadataStore, get_record, put_record, update_record
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.policies import Policies
 from magnetar.runtime.access import LOCAL
 from magnetar.runtime.network import World
@@ -110,6 +113,44 @@ def _ask_broker(cluster: Cluster, what: str, work: Callable[[AdminClient], Any])
             await work(admin)
 
     _ask(cluster, what, ask)
+
+
+def _drain(cluster: Cluster, rng: random.Random) -> None:
+    """The owner of the topic, one that owns nothing, or all at once; again while it drains, and taken back half way.
+    Some die while they move what they own."""
+    if not cluster.broker_names:
+        return
+    one, other = cluster.owner() or cluster.broker_names[0], cluster.broker_names[-1]
+    for name in rng.choice(([one], [other], list(cluster.broker_names))):
+        for _ in range(rng.randint(1, 2)):
+            cluster.background(_drain_now(cluster, name, waits=rng.random() < 0.5))
+        if rng.random() < 0.3:
+            cluster.later(rng.uniform(0.0, 0.3), cluster.simulation.crash, name)
+        stay = partial(_undrain, name)
+        if rng.random() < 0.7:
+            cluster.later(rng.uniform(0.0, 4.0), _ask, cluster, f"undrain {name}", stay)
+        cluster.on_heal.append(partial(cluster.ask, f"{name} drains no more", stay))
+
+
+async def _drain_now(cluster: Cluster, name: str, *, waits: bool) -> None:
+    """`waits`: for the broker's next look at its orders; else it looks at once."""
+
+    async def order(world: World, store: MetadataStore) -> None:
+        own = cluster.credentials(ADMIN_ROLE)
+        async with AdminClient(cluster.service_url, timeout_s=5.0, world=world, authentication=own) as admin:
+            await admin.drain_broker(name)
+
+    ordered, broker = await cluster.ask(f"drain {name}", order), cluster.brokers.get(name)
+    if waits or not ordered or broker is None or not cluster.simulation.is_up(name):
+        return
+    try:
+        await cluster.simulation.spawn(name, broker.topic_manager.follow_orders())
+    except (MagnetarError, NodeCrashed) as error:
+        cluster.simulation.add_line(f"{name} does not drain: {error!r}"[:300])
+
+
+async def _undrain(name: str, world: World, store: MetadataStore) -> None:
+    await cancel_drain(store, name)
 
 
 def _unload(cluster: Cluster, rng: random.Random) -> None:
@@ -241,6 +282,7 @@ OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "joins": _joins,
     "leaves": _leaves,
     "decommission": _decommission,
+    "drain": _drain,
     "unload": _unload,
     "set-persistence": _set_persistence,
     "recover": _recover,
