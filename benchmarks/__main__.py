@@ -59,6 +59,7 @@ BENCHMARKS = {
     "rest": Benchmark("rest", "/s", "GETs of the statistics of a topic over HTTP, by 4 connections"),
     "scrape": Benchmark("scrape", "ms", "of the loop for a page of metrics of --topics topics, in slices"),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
+    "tracing": Benchmark("tracing", "us", "a send and a process span of a message; without them: `detail`"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("storage.holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
     "delayed": Benchmark("delayed", "MB", "broker with --messages delayed ones; restart, lateness at 10,000/s"),

@@ -59,6 +59,7 @@ class Bookies:
         self._metadata = metadata
         self._config = config
         self.memory = AppendMemory(config.memory_bytes_max)
+        self.now = world.clock.monotonic
         self._available: dict[str, BookieRecord] = {}
         self.peers = _Peers()
         self._keys: dict[str, str] = {}  # the key with which each of `peers` must identify itself
