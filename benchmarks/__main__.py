@@ -134,6 +134,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("outbox", {"size": 1024}),
     ("topics", {"runs": 1}),
     ("scrape", {}),
+    ("tracing", {"size": 100}),
     ("shared", {}),
     ("key-shared", {}),
     ("fan-out", {}),
