@@ -124,6 +124,7 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
+    from .client.model.tracing import Tracing
     from .client.native import (
         ClientConfiguration,
         ConsumerConfiguration,
@@ -249,6 +250,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "TooManyLookupRequestException",
     "TopicNotFound",
     "TopicTerminated",
+    "Tracing",
     "Transaction",
     "TransactionAborted",
     "TransactionConflict",
@@ -294,6 +296,7 @@ _PLACES = {
     ),
     "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
     "client.model.schema": ("BytesSchema",),
+    "client.model.tracing": ("Tracing",),
     "client.model.settings": (
         "MultiplierRedeliveryBackoff", "BatchingType", "CompressionType", "ConsumerCryptoFailureAction",
         "ConsumerDeadLetterPolicy", "ConsumerKeySharedPolicy", "ConsumerType", "InitialPosition", "KeySharedMode",

@@ -75,6 +75,7 @@ from .model.settings import (
     RedeliveryBackoff,
     RegexSubscriptionMode,
 )
+from .model.tracing import Tracing
 from .produce.entry_writer import Extras
 from .produce.partition_producer import PartitionProducer
 from .produce.producer import Half, Producer
@@ -110,7 +111,8 @@ class Client(ClosedAfterAsyncWith):
     client connects when it is first used, and belongs to the event loop that uses it first. `logger` gets what all
     clients of the process log (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers
     without an outcome and those in all receiver queues together (client/common/receive_memory.py); without it receiver
-    queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are subclasses of
+    queues have 64 MiB, and producers `max_pending_messages`. `tracing` records OpenTelemetry spans (docs/tracing.md).
+    `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
     `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
@@ -136,6 +138,7 @@ class Client(ClosedAfterAsyncWith):
         tls_certificate_file_path: str | None = None,
         *,
         memory_limit_bytes: int | None = None,
+        tracing: Tracing | None = None,
         world: World | None = None,
     ) -> None:
         self.settings = make_client_settings(pick_parameters(locals()))

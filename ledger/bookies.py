@@ -63,6 +63,7 @@ class Bookies:
         self._metadata = metadata
         self._config = config
         self.memory = AppendMemory(config.memory_bytes_max)
+        self.now = world.clock.monotonic
         self._available: dict[str, BookieRecord] = {}
         self.peers = _Peers()
         self._last: dict[str, BookieRecord] = {}  # the last registration of each bookie, also of those that left

@@ -30,6 +30,7 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
     close_timeout_s: float = 30.0  # of tries to write an ensemble or the end; of a recovery whose bookies are busy
     retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
+    late_s: float = 0.0  # later answers to adds are noted, the last 64 of a ledger; 0: none. A clock read each
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
     speculative_read_s: float = 0.25  # no answer: the next replica is asked as well; costs a read, not a time-out
     fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice

@@ -55,7 +55,7 @@ from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, 
 from .peer_format import Flags, Op, RequestHead
 from .pending_core import AddsAcked, SendAdd
 from .reader_core import AppendPayload, VerifiedTail
-from .sender import AddSender, FutureAppend
+from .sender import AddSender, FutureAppend, LateAnswer
 from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
@@ -227,6 +227,10 @@ class LedgerWriter:
         self._sender.send(payload, adds.lac)
         if self._watchdog is None:
             self._watch()
+
+    def late_answers(self) -> Sequence[LateAnswer]:
+        """Returns the last answers of bookies that came later than `late_s`."""
+        return self._sender.late or ()
 
     async def wait_room(self) -> None:
         """Waits until an append is within the bounds, or the handle is not writable (then the append fails)."""

@@ -18,7 +18,9 @@ Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
@@ -39,6 +41,9 @@ REQUEST_BYTES_MAX = 1 << 20
 ROOM_S = 0.005
 """Seconds from the first sign that a busy bookie has room until the refused entries are sent again: if they are refused
 again, that is little compared with what a bookie stores in that time."""
+
+LATE_MAX = 64
+"""Late answers of a ledger that are kept."""
 
 
 class FutureAppend(AppendPayload):
@@ -62,15 +67,17 @@ class SentAddRequest(InProcessRequest):
     """A request to a bookie, from when it is sent to its answer (`runtime.network.AnswerListener`).
 
     The copies of a request to several bookies count once in memory, at the `first` of them: its `copies` is the number
-    of those without an answer. `tries`: how often the request was repeated after `retry_s`."""
+    of those without an answer. `tries`: how often the request was repeated after `retry_s`. `sent_s`: when it was sent
+    first, on the monotonic clock; 0 without `late_s`."""
 
-    __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "tries")
+    __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "sent_s", "tries")
 
     def __init__(
         self, sender: AddSender, place: _Place, adds: list[AppendPayload], size: int, copies: int,
         first: SentAddRequest | None,
-        tries: int,
+        tries: int, sent_s: float,
     ) -> None:  # fmt: skip
+        self.sent_s = sent_s
         self.sender = sender
         self.place = place
         self.adds = adds
@@ -106,6 +113,8 @@ class SentAddRequest(InProcessRequest):
             if any(statuses):
                 sender.apply_statuses(self, statuses)
                 return
+        if sender.late_s:
+            sender.note_if_late(self, adds)
         sender.acked(adds, self.place)
         if sender.busy:
             sender.on_bookie_room(self.place)
@@ -113,9 +122,20 @@ class SentAddRequest(InProcessRequest):
     def on_failed(self, error: BaseException) -> None:
         self.release()
         if isinstance(error, BackPressure):
-            self.sender.retry_later(self.place, self.adds, self.tries)  # nothing was sent
+            self.sender.retry_later(self.place, self.adds, self.tries, self.sent_s)  # nothing was sent
         else:
             self.sender.on_adds_failed(self.place, self.adds, error)
+
+
+class LateAnswer(NamedTuple):
+    """A bookie's answer that came later than `late_s`: it stored those of the entries that it was sent. Times are on
+    the monotonic clock."""
+
+    bookie: str
+    first_entry: int
+    last_entry: int
+    sent_s: float
+    answered_s: float
 
 
 class _Busy:
@@ -153,6 +173,8 @@ class AddSender:
         self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # payload bytes of the entries in `_waiting`, each counted once
         self.unanswered_bytes = 0
+        self.late_s = config.late_s
+        self.late: deque[LateAnswer] | None = None  # the last ones; None: there was none
         self._closed = False
 
     def send(self, add: AppendPayload, lac: int) -> None:
@@ -188,6 +210,7 @@ class AddSender:
         waiting, self._waiting = self._waiting, {}
         several = [] if self._closed else list(waiting.items())  # else they may be another ledger's, with its header
         at, timeout_s, peers = 0, self._config.add_timeout_s, self._bookies.peers
+        now_s = self._bookies.now() if self.late_s else 0.0
         while at < len(several):
             adds, copies = several[at][1], 1
             while at + copies < len(several) and several[at + copies][1] == adds:
@@ -198,7 +221,7 @@ class AddSender:
                 self.unanswered_bytes += size * copies
                 first: SentAddRequest | None = None
                 for place, _ in several[at : at + copies]:
-                    sent = SentAddRequest(self, place, part, size, copies, first, 0)
+                    sent = SentAddRequest(self, place, part, size, copies, first, 0, now_s)
                     first = first or sent
                     refused = peers[place[1]].post(sent, head, frames, timeout_s=timeout_s)
                     if refused is not None:
@@ -232,6 +255,8 @@ class AddSender:
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
+            if self.late_s:
+                self.note_if_late(sent, stored)
             self.acked(stored, place)
             if self.busy:
                 self.on_bookie_room(place)
@@ -241,14 +266,14 @@ class AddSender:
             else:
                 self.on_adds_failed(place, by_status[status], status.name)
         if busy is not None:
-            self.retry_later(place, busy, sent.tries)
+            self.retry_later(place, busy, sent.tries, sent.sent_s)
 
     def on_adds_failed(self, place: _Place, adds: Sequence[AppendPayload], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def retry_later(self, place: _Place, adds: list[AppendPayload], tries: int) -> None:
+    def retry_later(self, place: _Place, adds: list[AppendPayload], tries: int, sent_s: float) -> None:
         slot, bookie = place
         if self._closed:  # first: the entries may be in another ledger now
             for add in adds:
@@ -267,7 +292,15 @@ class AddSender:
             if busy is None:
                 timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
                 busy = self.busy[place] = _Busy(timer)
-            busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries), head, frames))
+            busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
+
+    def note_if_late(self, sent: SentAddRequest, stored: Sequence[AppendPayload]) -> None:
+        """Notes the answer to a request, by which the bookie has stored these adds, if it comes late."""
+        now_s = self._bookies.now()
+        if now_s - sent.sent_s > self.late_s:
+            if self.late is None:
+                self.late = deque(maxlen=LATE_MAX)
+            self.late.append(LateAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_room(self, place: _Place) -> None:
         """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""
@@ -281,7 +314,7 @@ class AddSender:
         for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
                 sent.release()
-                self.retry_later(place, sent.adds, sent.tries)
+                self.retry_later(place, sent.adds, sent.tries, sent.sent_s)
             else:
                 sent.tries += passed
                 self._post(sent, head, frames)

@@ -64,6 +64,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
     max_same_address_consumers: Limit = 0  # … of all its subscriptions together
+    slow_publish_s: float = 0.5  # a slower publish is a line of the log, with the time at each station; 0: none
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes
     roll_minutes: Positive = 240  # … or at this age, with the next publish
@@ -176,6 +177,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
             )
         if self.session_lost_grace_s < 0:
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
+        if self.slow_publish_s < 0:
+            raise InvalidConfiguration("slow_publish_s must not be negative", setting="slow_publish_s")
         if self.drain_timeout_s < 0:
             raise InvalidConfiguration("drain_timeout_s must not be negative", setting="drain_timeout_s")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 from ...ledger import LedgerWriter
@@ -31,6 +32,7 @@ from .cache import StoredEntry, TailCache
 from .log_queue_core import LogQueue, QueuedPublish, SequenceRange
 from .log_shape_core import Span
 from .managed_ledger import ManagedLedger
+from .slow_publishes import SlowPublishes
 
 # ------------------------------------------------------------------------------------------------------- publish
 # An entry in flight to a topic's log, and its publisher, which gets the outcome.
@@ -88,13 +90,17 @@ class Appender:
         "_cache",
         "_clock",
         "_config",
+        "_ledger_s",
         "_managed_ledger",
         "_on_confirmed",
         "_on_delayed",
         "_on_stopped",
         "_publish_seconds",
         "_room",
+        "_room_s",
         "_shape",
+        "_slow",
+        "_slow_s",
         "_span",
         "_tasks",
         "queue",
@@ -105,7 +111,7 @@ class Appender:
     def __init__(
         self, clock: Clock, chain: ManagedLedger, cache: TailCache, config: BrokerConfig, tasks: Tasks, *,
         on_confirmed: Callable[[], None], on_delayed: Callable[[Position, int], None],
-        on_stopped: Callable[[], None], publish_seconds: Histogram,
+        on_stopped: Callable[[], None], publish_seconds: Histogram, slow_publishes: SlowPublishes,
     ) -> None:  # fmt: skip
         self.queue: LogQueue[Publish] = LogQueue(0)
         self.writer: LedgerWriter | None = None
@@ -121,6 +127,8 @@ class Appender:
         self._on_delayed = on_delayed
         self._on_stopped = on_stopped
         self._publish_seconds = publish_seconds
+        self._slow, self._slow_s = slow_publishes, slow_publishes.slow_s or inf
+        self._ledger_s = self._room_s = 0.0  # the ledger took its first entry, and had room again last
         self._age_due_ms = 0  # the age of the ledger is looked at again
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
@@ -156,6 +164,7 @@ class Appender:
     def _has_room(self, room: asyncio.Task[None]) -> None:
         self._room = None
         if self.queue.ledger_id >= 0 and not room.cancelled():
+            self._room_s = self._clock.monotonic()
             self.send_queued()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
@@ -173,6 +182,7 @@ class Appender:
         """Starts to write a ledger, which the committed list must name already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
+        self._ledger_s = self._clock.monotonic()
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
@@ -194,6 +204,11 @@ class Appender:
         last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
+        if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
+            topic = self._managed_ledger.listed.topic
+            self._slow.report(
+                topic, self.writer, confirmed, now_s, ledger_s=self._ledger_s, room_s=self._room_s
+            )
         for publish in confirmed:
             waits.append(now_s - publish.arrived_s)
             size, index = publish.size, publish.index

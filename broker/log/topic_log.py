@@ -62,6 +62,7 @@ from .cache import TailCache
 from .log_queue_core import LogQueue
 from .log_shape_core import allowed_shrink
 from .managed_ledger import Claims, ManagedLedger, TopicFenced, no_claims
+from .slow_publishes import SlowPublishes
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -85,6 +86,7 @@ class TopicLog:
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
         on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = no_claims,
+        slow_publishes: SlowPublishes | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicState.OPENING
@@ -111,6 +113,7 @@ class TopicLog:
             world.clock, self._managed_ledger, cache, config, self._tasks, on_confirmed=on_confirmed,
             on_delayed=on_delayed,
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
+            slow_publishes=slow_publishes or SlowPublishes(world.clock, 0.0),
         )  # fmt: skip
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:

@@ -53,6 +53,7 @@ from ..log.cache import TailCache
 from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
 from ..log.reader import ReadMemory
 from ..log.skip_lost import SkipLostRequest
+from ..log.slow_publishes import SlowPublishes
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits
@@ -126,7 +127,7 @@ class _OwnershipSession:
         quorums = LedgerConfig(
             ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
             min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
-            memory_bytes_max=config.append_memory_bytes,
+            memory_bytes_max=config.append_memory_bytes, late_s=config.slow_publish_s,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
         self.participants = TopicSettler(metadata, topic, endpoint, lambda: self.transactions.peers)
@@ -172,6 +173,7 @@ class TopicManager:
         self.reads = ReadMemory(config.read_memory_bytes)
         self.state = StateMemory(config, world.clock, self.cache, self.memory)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
+        self.slow_publishes = SlowPublishes(world.clock, config.slow_publish_s)
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
         self.internal_producer = InternalProducer(world, lambda: self.endpoint)
@@ -241,7 +243,7 @@ class TopicManager:
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
         return DurableStorage(
             self.world, metadata, ledgers, self.cache, self.config, self.internal_producer.publish_copies, self.reads,
-            self.publish_seconds,
+            self.publish_seconds, self.slow_publishes,
         )  # fmt: skip
 
     def _open(self) -> _OwnershipSession:

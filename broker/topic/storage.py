@@ -28,6 +28,7 @@ from ..log.cache import TailCache
 from ..log.log import Log
 from ..log.log_shape_core import LogShape
 from ..log.reader import ReadMemory
+from ..log.slow_publishes import SlowPublishes
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -72,6 +73,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     forward: Callable[Concatenate[tuple[TopicName, int], ...], Awaitable[object]]  # copies of its messages
     reads: ReadMemory
     publish_seconds: Histogram | None = None
+    slow_publishes: SlowPublishes | None = None
 
     def create_log(self, topic: Topic) -> TopicLog:
         return TopicLog(
@@ -79,7 +81,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
             replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.on_entry_delayed,
             on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
-            claims=claim_changes,
+            claims=claim_changes, slow_publishes=self.slow_publishes,
         )  # fmt: skip
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:

@@ -43,6 +43,7 @@ class _Receiving(ForkReopenedFacade[Receiving]):
         """Opens the asyncio object. `turns`: limits how many listeners of the client are called at the same time."""
         super().__init__(client, open_)
         self._listener, self._turns = listener, turns
+        self._tracing = self._inner.tracing if isinstance(self._inner, AsyncConsumer) else None
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
@@ -73,7 +74,11 @@ class _Receiving(ForkReopenedFacade[Receiving]):
             try:
                 assert self._listener is not None
                 with self._turns:
-                    self._listener(self, message)
+                    if self._tracing is None:
+                        self._listener(self, message)
+                    else:
+                        with self._tracing.processing(message):
+                            self._listener(self, message)
             except BaseException as error:  # the thread would end unnoticed, and the program would go on
                 log_foreign_error(error, f"{self.topic()}: a message listener")
 
@@ -150,14 +155,29 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             timeout_to_seconds(timeout_millis)
         inbox = self._inner.inbox
         message = inbox.take_nowait() if inbox.messages else None
+        if self._tracing is not None:
+            return self._begin_process(inbox, self._wait(inbox, timeout_millis) if message is None else message)
         return self._wait(inbox, timeout_millis) if message is None else message
+
+    def _begin_process(self, inbox: ReceiverQueue, message: Message) -> Message:
+        """Begins the span of a message that the program receives, and returns the message. If Ctrl-C interrupts this,
+        puts it back."""
+        assert self._tracing is not None, "its client traces"
+        try:
+            self._tracing.begin_process(message)
+        except BaseException:
+            inbox.put_back([message])
+            raise
+        return message
 
     def _check_no_listener(self) -> None:
         if self._listener is not None:
             raise InvalidConfiguration("this consumer has a message_listener: it gets the messages")
 
     def _next(self, timeout_s: float | None) -> Message:
-        return take_message_blocking(self._current().inbox, timeout_s)
+        inbox = self._current().inbox
+        message = take_message_blocking(inbox, timeout_s)
+        return message if self._tracing is None else self._begin_process(inbox, message)
 
     def batch_receive(self) -> list[Message]:
         """Returns as many messages as the batch_receive_policy allows; an empty list if none arrives within its
@@ -166,7 +186,11 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         inner = self._current()
         batch = BatchReceiver(inner.inbox, monotonic)
         try:
-            return self._thread.run(batch.receive(inner.policy))
+            messages = self._thread.run(batch.receive(inner.policy))
+            if self._tracing is not None:
+                for message in messages:
+                    self._tracing.begin_process(message)
+            return messages
         except BaseException:
             if not self._thread.is_current():
                 # what it took has no receiver

@@ -39,6 +39,7 @@ from ..model.settings import (
     RedeliveryBackoff,
     RegexSubscriptionMode,
 )
+from ..model.tracing import Tracing
 from ..produce.producer import Half as AsyncHalf
 from ..produce.producer import Producer as AsyncProducer
 from ..transactions.coordinators import SinkStatus
@@ -85,6 +86,7 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         tls_certificate_file_path: str | None = None,
         *,
         memory_limit_bytes: int | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._init(pick_parameters(locals()))
 

@@ -11,12 +11,14 @@ import asyncio
 import inspect
 import queue
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from ..common.checks import FUNCTION, check_parameter, instance_check
 from ..common.errors import CtrlC, InvalidConfiguration
 from ..common.loggers import ignore_error, run_logging_errors
 from ..model.message import Message
+from ..model.tracing import Tracing
 from ..produce.producer import Producer as AsyncProducer
 from ..transactions.process import (
     Apply,
@@ -105,7 +107,7 @@ def process(
                 continue
             if found is None:
                 break
-            _apply(function, *found)
+            _apply(function, inner_consumer.tracing, *found)
         return wait_result(future)
     except BaseException:
         if not future.done():
@@ -127,14 +129,15 @@ def make_thread_processor(work: queue.SimpleQueue[Work | None]) -> Apply:
 
 
 def _apply(
-    function: Callable[[Message], Any], messages: list[Message], outcome: asyncio.Future[list[FunctionResult]]
-) -> None:
-    results = []
+    function: Callable[[Message], Any], tracing: Tracing | None, messages: list[Message],
+    outcome: asyncio.Future[list[FunctionResult]],
+) -> None:  # fmt: skip
+    results, plain = [], nullcontext()
     for message in messages:
         try:
-            results.append(
-                FunctionResult(message, [to_asyncio_output(each) for each in outputs_of(function(message))], None)
-            )
+            with plain if tracing is None else tracing.processing(message):
+                outputs = [to_asyncio_output(each) for each in outputs_of(function(message))]
+            results.append(FunctionResult(message, outputs, None))
         except CtrlC:  # a blocking call of the function's; it is no fault of the message
             raise
         except Exception as error:

@@ -178,7 +178,8 @@ class Producer(ProducerFace):
 
     def _ready(self) -> None:
         self._blocks = self._inner.settings.block_if_queue_full
-        self._only: PartitionProducer | None = self._inner.only_plain
+        self._tracing = self._inner.tracing
+        self._only: PartitionProducer | None = self._inner.only_plain if self._tracing is None else None
 
     def _reopen(self) -> None:
         super()._reopen()
@@ -240,7 +241,12 @@ class Producer(ProducerFace):
         )  # fmt: skip
         self._enqueue(content, callback, extras)
 
-    def _enqueue(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
+    def _enqueue(
+        self, content: Any, callback: Callback, extras: Extras, *, traced: bool = False
+    ) -> PartitionProducer:
+        if self._tracing is not None and not traced and self._tracing.is_recording():
+            with self._tracing.sending(self._inner.topic(), callback, extras.properties) as (sent, properties):
+                return self._enqueue(content, sent, extras._replace(properties=properties), traced=True)
         while True:
             try:
                 return self._inner.enqueue(content, callback, extras)

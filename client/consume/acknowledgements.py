@@ -19,6 +19,7 @@ from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
+from ..model.tracing import ACKNOWLEDGE, NEGATIVE, ProcessSpans
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -32,9 +33,11 @@ class AckSender:
     thread, when the event loop must call `flush`."""
 
     def __init__(
-        self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
-    ) -> None:
+        self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float],
+        spans: ProcessSpans | None = None,
+    ) -> None:  # fmt: skip
         self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `on_taken` is to be told of each message
+        self.spans = spans  # None: nothing is traced
         self._core = core
         self._wake = wake
         self._now = now
@@ -48,6 +51,8 @@ class AckSender:
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
+        if self.spans is not None:
+            self.spans.settle(which, ACKNOWLEDGE)
         if type(which) is Message and not which.entry.chunks:
             self._acked.append(which)
         else:
@@ -56,8 +61,19 @@ class AckSender:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
+        if self.spans is not None:
+            self.spans.settle(which, NEGATIVE)
         self._nacked.extend(self.with_other_chunks(which, again=True))
         self._wake()
+
+    def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
+        """Ends the spans of messages that a separate request acknowledges."""
+        if self.spans is not None:
+            for each in which:
+                if cumulative:
+                    self.spans.settle_up_to(each)
+                else:
+                    self.spans.settle(each, ACKNOWLEDGE)
 
     def with_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
         """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with

@@ -69,6 +69,7 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> None:  # fmt: skip
         self.settings = settings
         self.policy = policy
+        self.tracing = connections.settings.tracing
         self._partitions = PartitionConsumers(settings)
         self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
         self.connections = connections
@@ -215,6 +216,8 @@ class Consumer(ClosedAfterAsyncWith):
             message = await self.inbox.take_message(timeout_to_seconds(timeout_millis))
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, message)
+        if self.tracing is not None:
+            self.tracing.begin_process(message)
         return message
 
     async def batch_receive(self) -> list[Message]:
@@ -222,6 +225,9 @@ class Consumer(ClosedAfterAsyncWith):
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
+        if self.tracing is not None:
+            for message in batch:
+                self.tracing.begin_process(message)
         return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:

@@ -206,7 +206,11 @@ class DeadLetterProducer:
             null_key=fields.null_partition_key,
             encrypt=encrypt,
         )
-        await producer.send_copy(copy)
+        if (tracing := self._connections.settings.tracing) is None:
+            await producer.send_copy(copy)
+        else:
+            with tracing.copying(message, topic.full, copy.properties):
+                await producer.send_copy(copy)
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:

@@ -37,6 +37,7 @@ from ..core.effects import (
     DropMessages,
     EndWithError,
     PartitionClientState,
+    Redeliver,
     ReportSeek,
 )
 from ..core.redelivery import EntrySets
@@ -45,6 +46,7 @@ from ..model.message_id import MessageId
 from ..model.options import ReaderStart
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
+from ..model.tracing import ProcessSpans
 from .acknowledgements import AckSender, Pending, ack_coordinates_of, make_consumer_options
 from .dead_letters import DeadLetterProducer
 from .deliveries import DeliveredEntries, make_frames
@@ -92,7 +94,12 @@ class PartitionConsumer:
             settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None
         )
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
-        self.acks = AckSender(settings, self.core, self._wake, self._now)
+        self._tracing = connections.settings.tracing if start is None else None  # a reader settles nothing
+        self._spans: ProcessSpans | None = None
+        if self._tracing is not None:
+            times_out = bool(settings.unacked_messages_timeout_ms)
+            self._spans = self._tracing.add_partition(self, topic, subscription, times_out=times_out)
+        self.acks = AckSender(settings, self.core, self._wake, self._now, self._spans)
         self.deliveries = DeliveredEntries(self, settings, self.core, self._now, dead_letters, start,
             self.acks.extra_timeout_s,
                                      connections.memory)  # fmt: skip
@@ -270,6 +277,8 @@ class PartitionConsumer:
                 case AnswerRequest(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case ReportSeek(to):
+                    if self._spans is not None:
+                        self._spans.settle_all()
                     self.acks.clear()
                     self.deliveries.on_seek_done(to)
                 case Connect(after_s):
@@ -279,6 +288,8 @@ class PartitionConsumer:
                 case EndWithError(error, topic_is_gone):
                     self._close_with(translate_error(error), topic_is_gone=topic_is_gone)
                 case _:
+                    if self._spans is not None and isinstance(effect, Redeliver):
+                        self._spans.settle_redelivered(effect.entries)
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in make_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
@@ -293,6 +304,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.acks.flush()
+        self.acks.end_spans((which,), cumulative=True)
         self.core.acknowledge_cumulative(*ack_coordinates_of(which))
         self._turn()
 
@@ -374,6 +386,8 @@ class PartitionConsumer:
         self._timer.stop()
         self._attachment.stop()
         self._attachment.close_at_broker()
+        if self._tracing is not None:
+            self._tracing.remove_partition(self)
         self._claim.release()
         self.deliveries.discard_waiting()
         self.requests.notify_state_changed()

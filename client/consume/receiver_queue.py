@@ -414,6 +414,7 @@ class ConsumerRequests:
                 raise OperationNotSupported(
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
+        self._acks.end_spans(every, cumulative=cumulative)
         self._acks.flush()
         for ack in make_acks(self._acks.make_group(every, cumulative=cumulative)):
 

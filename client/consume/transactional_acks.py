@@ -106,6 +106,7 @@ class TransactionalAcks:
         group.operations += 1
         if waiter is not None:
             group.waiters.append(waiter)
+        self._acks.end_spans(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
         if not self._turn_comes:
             self._turn_comes = True

@@ -52,6 +52,7 @@ from .settings import (
     ProducerSettings,
     RegexSubscriptionMode,
 )
+from .tracing import Tracing
 
 _LOG = logging.getLogger("magnetar.client")
 _DONE_ELSEWHERE = {
@@ -154,6 +155,7 @@ def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, A
 def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check_parameters(checks.CLIENT, options)
     check_logger(options.get("logger"))
+    checks.check_parameter("tracing", instance_check(Tracing), options.get("tracing"))
     warn_of_tuning(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
@@ -162,6 +164,7 @@ def make_client_settings(options: Mapping[str, Any]) -> ClientSettings:
         stats_interval_in_seconds=options["stats_interval_in_seconds"],
         memory_limit_bytes=options["memory_limit_bytes"],
         listener_name=options["listener_name"] or "",
+        tracing=options.get("tracing"),
     )
 
 

@@ -30,6 +30,7 @@ from ..core.failover import PartitionsRoutingMode
 from .encryption import KeyReader
 from .message import ConsumerEventListener
 from .schema import BytesSchema, Schema
+from .tracing import Tracing
 
 # -------------------------------------------------------------------------------------------- redelivery_backoff
 # How long an entry waits for its redelivery, by how often it came back.
@@ -175,6 +176,7 @@ class ClientSettings:
     stats_interval_in_seconds: int = 600  # what producers and consumers did is logged so often; 0: never
     memory_limit_bytes: int | None = None  # of pending messages and receiver queues; 0: none; None: 64 MiB of queues
     listener_name: str = ""  # the name by which it reaches brokers (pulsar_listeners); empty: as they are advertised
+    tracing: Tracing | None = field(default=None, repr=False)  # ours: records OpenTelemetry spans, 60 us each; None: no
 
     def __post_init__(self) -> None:
         _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")

@@ -262,6 +262,7 @@ class Producer(ClosedAfterAsyncWith):
         self._partitions = partitions
         self._topic = topic
         self._wall_ms = wall_ms
+        self.tracing = partitions.connections.settings.tracing
         plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
         self.only_plain: PartitionProducer | None = partitions.only_producer if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
@@ -371,7 +372,11 @@ class Producer(ClosedAfterAsyncWith):
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn,
         )  # fmt: skip
-        self.enqueue(content, callback, extras)
+        if self.tracing is None or not self.tracing.is_recording():
+            self.enqueue(content, callback, extras)
+            return
+        with self.tracing.sending(self._topic.full, callback, properties) as (traced, properties):
+            self.enqueue(content, traced, extras._replace(properties=properties))
 
     async def send(
         self,
@@ -414,6 +419,8 @@ class Producer(ClosedAfterAsyncWith):
     def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
         """Returns the topic or partition of a message, and its encoded entry, which a broker will publish later
         (`prepare`)."""
+        if self.tracing is not None:
+            extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.choose_producer(message)
         return partition.topic, partition.encode_message(message, self.partitions[0].core.schema_version)
@@ -521,8 +528,14 @@ class Producer(ClosedAfterAsyncWith):
             raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {why}")
         return [each for each in ids if each is not None]
 
-    async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
-        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
+    async def _enqueue_waiting(
+        self, content: Any, callback: Callback, extras: Extras, *, traced: bool = False
+    ) -> PartitionProducer:
+        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull. `traced`:
+        its span has begun, if it has one."""
+        if self.tracing is not None and not traced and self.tracing.is_recording():
+            with self.tracing.sending(self._topic.full, callback, extras.properties) as (sent, properties):
+                return await self._enqueue_waiting(content, sent, extras._replace(properties=properties), traced=True)
         while True:
             try:
                 return self.enqueue(content, callback, extras)

@@ -26,6 +26,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import GeneratorType
@@ -58,8 +59,10 @@ from ..common.errors import (
 )
 from ..common.loggers import is_cancelled
 from ..consume.consumer import Consumer
+from ..core.batcher import Callback
 from ..model.message import Message
 from ..model.settings import ConsumerType
+from ..model.tracing import Tracing
 from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
 from .transaction import Transaction, Transactions
@@ -175,26 +178,28 @@ async def process(
     check_parameter("function", FUNCTION, function)
     counted = statistics if statistics is not None else ProcessStatistics()
     options = ProcessOptions(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
-    return await ProcessLoop(consumer, producer, make_loop_processor(function), options).run()
+    return await ProcessLoop(consumer, producer, make_loop_processor(function, consumer.tracing), options).run()
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 """Types of results that are not awaited, so that nothing is asked for each message."""
 
 
-def make_loop_processor(function: Callable[[Message], Any]) -> Apply:
+def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> Apply:
     """Returns a function that applies the program's `function` to a batch in the event loop, message by message."""
+    plain = nullcontext()
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
         results = []
         for number, message in enumerate(messages):
             try:
-                found = function(message)
-                if type(found) not in PLAIN and inspect.isawaitable(found):
-                    found = await found
-                elif number % SLICE == SLICE - 1:
-                    await asyncio.sleep(0)
-                results.append(FunctionResult(message, outputs_of(found), None))
+                with plain if tracing is None else tracing.processing(message):
+                    found = function(message)
+                    if type(found) not in PLAIN and inspect.isawaitable(found):
+                        found = await found
+                    elif number % SLICE == SLICE - 1:
+                        await asyncio.sleep(0)
+                    results.append(FunctionResult(message, outputs_of(found), None))
             except (Exception, asyncio.CancelledError) as error:
                 if is_cancelled(error):
                     raise
@@ -318,6 +323,10 @@ class ProcessLoop:
     async def _do(self, messages: list[Message]) -> None:
         """Applies the function to the messages, sends its outputs, acknowledges the messages, and begins the commit."""
         self._statistics.received += len(messages)
+        tracing = self._consumer.tracing
+        if tracing is not None:
+            for message in messages:
+                tracing.begin_process(message)
         results = await self._apply(messages)
         batch = TransactionBatch(await Transaction(self._home, self._options.timeout, None), [])
         try:
@@ -326,7 +335,7 @@ class ProcessLoop:
                     await self._on_failure(message, error)
                     continue
                 for output in outputs:
-                    await self._send(output, batch.txn)
+                    await self._send(message, output, batch.txn)
                 batch.sent += len(outputs)
                 batch.messages.append(message)
             if batch.messages:
@@ -361,7 +370,7 @@ class ProcessLoop:
         _LOG.warning("a message is given back: the function failed on %r", message, exc_info=error)
         await self._consumer.negative_acknowledge(message)
 
-    async def _send(self, output: Any, txn: Transaction) -> None:
+    async def _send(self, message: Message, output: Any, txn: Transaction) -> None:
         producer, value, extras = self._producer, output, Extras(txn=txn)
         if type(output) is Output:
             value = output.value
@@ -373,9 +382,20 @@ class ProcessLoop:
                 producer = output.producer
             if not isinstance(producer, Producer):
                 raise InvalidMessage(f"the producer of an Output is one of the client's, not {shorten_value(producer)}")
+        if (tracing := producer.tracing) is None:
+            await self._add(producer, value, None, extras)
+            return
+        with tracing.processing(message):
+            if not tracing.is_recording():
+                await self._add(producer, value, None, extras)
+                return
+            with tracing.sending(producer.topic(), None, extras.properties) as (sent, added):
+                await self._add(producer, value, sent, extras._replace(properties=added))
+
+    async def _add(self, producer: Producer, value: Any, sent: Callback, extras: Extras) -> None:
         while True:
             try:
-                producer.enqueue(value, None, extras)
+                producer.enqueue(value, sent, extras)
             except (ProducerQueueIsFull, MemoryBufferIsFull):
                 await producer.wait_for_room()
             else:

@@ -23,7 +23,7 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 """
 TOPICS = ("orders", "flights")  # what the Spark programs read; there is something in them
 BENCHMARK = ["python", "-m", "benchmarks"]
-SESSIONS = ("docs/sdk.md", "docs/transactions.md")
+SESSIONS = ("docs/sdk.md", "docs/tracing.md", "docs/transactions.md")
 """Their Python blocks are one program, which prints what `# → …` says ("…": anything)."""
 COPIED = """
 import magnetar

@@ -39,6 +39,7 @@ def test_each_program_runs(tmp_path: Path, programs: list[str]) -> None:
     """One after the other against one server: each has topics of its own, so that it may run again. In one process,
     which imports and starts a JVM once, and where each is `__main__` in its turn."""
     pytest.importorskip("fastavro")
+    pytest.importorskip("opentelemetry.sdk")
     with Processes(tmp_path) as processes:
         place = Place(tmp_path, processes)
         files = [str(ROOT / program) for program in programs]

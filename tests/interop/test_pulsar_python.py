@@ -15,6 +15,7 @@ import pytest
 
 import magnetar
 from magnetar.cli.common.processes import Process, Processes
+from tests.client.model.test_tracing import Recorded, parent
 from tests.support.processes import run_cli
 
 pulsar = pytest.importorskip("pulsar", reason="pulsar-client is not installed")
@@ -238,6 +239,20 @@ def test_after_a_kill_the_client_goes_on_and_nothing_that_was_acknowledged_is_lo
             consumer.acknowledge(message)
             found.add(message.data())
         client.close()
+
+
+def test_the_context_of_a_trace_crosses_to_the_other_client_and_back(server: Process, client: Any) -> None:
+    recorded = Recorded()
+    with magnetar.Client(server.wait_ready(), tracing=magnetar.Tracing(recorded.provider)) as ours:
+        theirs, back = client.subscribe("traced", "s"), ours.subscribe("traced-back", "s")
+        with recorded.tracer.start_as_current_span("order"):
+            ours.create_producer("traced").send(b"x", properties={"a": "b"})
+        message = theirs.receive(WAIT_MS)
+        assert message.properties() == {"a": "b", "traceparent": parent(recorded.one("send"))}
+        client.create_producer("traced-back").send(b"y", properties=message.properties())
+        back.acknowledge(back.receive(WAIT_MS))
+        [link] = recorded.one("process").links
+        assert link.context.span_id == recorded.one("send").get_span_context().span_id
 
 
 def test_tls_and_a_token_are_asked_for(tmp_path: Path) -> None:

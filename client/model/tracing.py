@@ -1,0 +1,375 @@
+"""OpenTelemetry traces of a client: `Client(…, tracing=Tracing())`. Without it nothing of this module is called.
+
+| span | kind | from | to |
+|---|---|---|---|
+| `send TOPIC` | PRODUCER | `send`, `send_async`, … | the outcome of the message |
+| `process TOPIC` | CONSUMER | the program receives the message | it is settled: acknowledged, given back, timed out |
+
+**Context.** The context of the send span travels in the properties of the message, as `traceparent` and `tracestate`
+(W3C), as Pulsar's Java client writes it (PIP-446); `messaging.trace_parent`, of DotPulsar, is read too. Only a sampled
+context is written. One that is in the properties already stays; the send span is then of kind CLIENT, with a link to
+it. The process span links to the context of its message and is no child of it: a message may be processed hours later,
+several times, or together with others.
+**What is traced.** A send where the current span is recorded; a received message that carries a sampled context, or
+where the current span is recorded; with `every_message` all. At most `open_spans_max` spans are open at once; what
+comes beyond them is counted (`statistics`), and carries the current context all the same.
+**Settled.** An acknowledgement ends one span, a cumulative one those of all messages up to it. Neither a negative
+acknowledgement nor a time-out is an error; `messaging.pulsar.acknowledgment.type` says which it was, and the next
+delivery has a span of its own. Spans of a consumer that is closed, or whose subscription is moved, end without it.
+**Copies** to a retry-letter or dead-letter topic are sent in a span of their own, whose context replaces that of the
+original: it is a child of the process span, or, where the program was not given the message, links to it.
+**Threads.** All may be called from any thread, also after a fork: there is no lock, each step is one operation of a
+dict or deque. Guards: tests/client/model/test_tracing.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from ...proto.names import TopicName
+from ..common.checks import INT32_MAX, YES_OR_NO, check_parameter, methods_check, whole_number_check
+from ..common.errors import OperationNotSupported, Result
+from ..core.batcher import Callback
+from ..core.redelivery import EntrySets
+from .message import Message, ReceivingConsumer
+from .message_id import MessageId
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext, SpanKind, TracerProvider
+
+_LOG = logging.getLogger("magnetar.client")
+
+OPEN_SPANS_MAX = 10_000
+"""Spans that are open at once, by default: 2 KB each in OpenTelemetry's SDK."""
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+DOTPULSAR = {"messaging.trace_parent": TRACEPARENT, "messaging.trace_state": TRACESTATE}
+"""Properties in which DotPulsar writes a context → the names of W3C."""
+SYSTEM = "pulsar"
+"""`messaging.system`: the conventions know Pulsar, and its clients at the other end of a topic say the same."""
+
+ACKNOWLEDGE, CUMULATIVE = "acknowledge", "cumulative_acknowledge"
+NEGATIVE, TIMEOUT = "negative_acknowledge", "ack_timeout"
+_SETTLED = "messaging.pulsar.acknowledgment.type"
+
+_Key = tuple[int, int, float]
+"""Ledger, entry, batch index; -1: the whole entry."""
+
+
+class Tracing:
+    """Records OpenTelemetry spans of what a client sends and receives: `Client(…, tracing=Tracing())`.
+
+        tracing = magnetar.Tracing()
+        with magnetar.Client("magnetar://localhost:7650", tracing=tracing) as client:
+            …
+            message = consumer.receive()
+            with tracing.processing(message):       # what is done here belongs to its span
+                handle(message)
+                consumer.acknowledge(message)
+
+    `tracer_provider` None: OpenTelemetry's global one. Sends are traced where the current span is recorded, received
+    messages if they carry a sampled context; with `every_message` all are. docs/tracing.md has the spans and their
+    cost. Several clients may share one object. Needs `pip install 'magnetar[otel]'`; raises OperationNotSupported
+    without it.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, *, every_message: bool = False,
+        open_spans_max: int = OPEN_SPANS_MAX,
+    ) -> None:  # fmt: skip
+        check_parameter("tracer_provider", methods_check("get_tracer"), tracer_provider)
+        check_parameter("every_message", YES_OR_NO, every_message)
+        check_parameter("open_spans_max", whole_number_check(1, INT32_MAX), open_spans_max)
+        try:
+            from opentelemetry import context, trace
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ModuleNotFoundError as error:
+            raise OperationNotSupported("tracing needs a package: pip install 'magnetar[otel]'") from error
+        self._trace = trace
+        self._no_context = context.Context()
+        self._current = trace.get_current_span
+        self._propagator = TraceContextTextMapPropagator()
+        self._tracer = trace.get_tracer("magnetar", tracer_provider=tracer_provider)
+        self._every = every_message
+        self._room = deque(range(open_spans_max))  # an item for each span that may still be opened
+        self._open_spans_max = open_spans_max
+        self._not_traced = 0
+        self._partitions: dict[ReceivingConsumer, ProcessSpans] = {}
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counters. `open_spans`: now; `not_traced`: messages without a span since the beginning, because
+        `open_spans_max` were open."""
+        return {"open_spans": self._open_spans_max - len(self._room), "not_traced": self._not_traced}
+
+    @contextmanager
+    def processing(self, message: Message) -> Iterator[Span]:
+        """Makes the process span of a received message the current one for a `with` block, and yields it. An exception
+        that leaves the block is recorded as the error of the span, and raised. For a message that is not traced, or is
+        settled already, changes nothing and yields a span that records nothing."""
+        spans = self._partitions.get(message.entry.consumer)
+        span = None if spans is None else spans.find(message)
+        if span is None:
+            yield self._trace.INVALID_SPAN
+            return
+        try:
+            with self._trace.use_span(span):
+                yield span
+        except BaseException as error:
+            if span.is_recording():  # it is not settled
+                span.set_attribute("error.type", type(error).__qualname__)
+            raise
+
+    def inject(self, properties: dict[str, str] | None = None) -> dict[str, str] | None:
+        """Returns the properties with the current context, if that is sampled and they have none; else unchanged. For
+        messages that are sent later, as those of an outbox."""
+        if not isinstance(properties, dict | None) or (properties and self._find_context(properties) is not None):
+            return properties
+        return self._with_context(self._current().get_span_context(), properties)
+
+    # ------------------------------------------------------------------------------ sending
+    def is_recording(self) -> bool:
+        """Whether what is sent now is traced: the current span is recorded, or every message is."""
+        return self._every or self._current().is_recording()
+
+    @contextmanager
+    def sending(
+        self, topic: str, callback: Callback, properties: dict[str, str] | None
+    ) -> Iterator[tuple[Callback, dict[str, str] | None]]:
+        """Begins the span of a message that the block adds to a producer (`is_recording`). Yields the callback and the
+        properties with which it must be added. If the block raises, the message was refused, and the error ends the
+        span."""
+        if not isinstance(properties, dict | None):  # it is refused
+            yield callback, properties
+            return
+        known = self._find_context(properties) if properties else None
+        kind = self._trace.SpanKind.PRODUCER if known is None else self._trace.SpanKind.CLIENT
+        span = self._start("send", topic, kind, known)
+        if known is None:
+            context = (self._current() if span is None else span).get_span_context()
+            properties = self._with_context(context, properties)
+        if span is None:
+            yield callback, properties
+            return
+        sent = _SendSpan(self, span, callback)
+        try:
+            yield sent, properties
+        except BaseException as error:
+            sent.fail(type(error).__qualname__, str(error))
+            raise
+
+    @contextmanager
+    def copying(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
+        """Records the block as the sending of a copy of a received message to `topic`. The context of the copy replaces
+        that of the message in `properties`."""
+        spans = self._partitions.get(message.entry.consumer)
+        process = None if spans is None else spans.find(message)
+        known = self._find_context(properties)
+        if process is None and not self._every and (known is None or not known.trace_flags.sampled):
+            yield
+            return
+        parent = self._no_context
+        if process is not None:
+            parent, known = self._trace.set_span_in_context(process, parent), None
+        span = self._start("send", topic, self._trace.SpanKind.PRODUCER, known, parent)
+        if span is None:
+            yield
+            return
+        if span.get_span_context().trace_flags.sampled:
+            for name in (TRACEPARENT, TRACESTATE, *DOTPULSAR):
+                properties.pop(name, None)
+            properties.update(self._with_context(span.get_span_context(), None) or {})
+        copied = _SendSpan(self, span, None)
+        try:
+            yield
+        except BaseException as error:
+            copied.fail(type(error).__qualname__, str(error))
+            raise
+        self.end(span)
+
+    # ------------------------------------------------------------------------------ receiving
+    def add_partition(
+        self, consumer: ReceivingConsumer, topic: TopicName, subscription: str, *, times_out: bool
+    ) -> ProcessSpans:
+        """Returns the process spans of a partition's consumer, which must close them when it ends. `times_out`: what is
+        not acknowledged in time is delivered again."""
+        spans = self._partitions[consumer] = ProcessSpans(self, topic, subscription, times_out)
+        return spans
+
+    def remove_partition(self, consumer: ReceivingConsumer) -> None:
+        """Ends the process spans of a consumer that is closed."""
+        spans = self._partitions.pop(consumer, None)
+        if spans is not None:
+            spans.settle_all()
+
+    def begin_process(self, message: Message) -> None:
+        """Begins the span of a message that the program receives now."""
+        spans = self._partitions.get(message.entry.consumer)
+        if spans is None:
+            return
+        known = self._find_context(message.properties()) if message.fields.properties else None
+        if not ((known is not None and known.trace_flags.sampled) or self.is_recording()):
+            return
+        span = self._start("process", spans.topic, self._trace.SpanKind.CONSUMER, known)
+        if span is not None:
+            span.set_attributes({**spans.attributes, "messaging.message.id": str(message.message_id())})
+            spans.add(message, span)
+
+    # ------------------------------------------------------------------------------ spans
+    def _start(
+        self, operation: str, topic: str, kind: SpanKind, linked: SpanContext | None, parent: Context | None = None
+    ) -> Span | None:
+        """Returns a new span; None if too many are open, or the sampler drops it."""
+        try:
+            self._room.pop()
+        except IndexError:
+            if not self._not_traced:
+                _LOG.warning("%d spans are open: what else is sent and received is not traced", self._open_spans_max)
+            self._not_traced += 1
+            return None
+        span = self._tracer.start_span(
+            f"{operation} {topic}", parent, kind,
+            {
+                "messaging.system": SYSTEM, "messaging.operation.name": operation,
+                "messaging.operation.type": operation, "messaging.destination.name": topic,
+            },
+            () if linked is None else (self._trace.Link(linked),),
+        )  # fmt: skip
+        if span.is_recording():
+            return span
+        self._room.append(0)
+        return None
+
+    def end(self, span: Span) -> None:
+        """Ends a span that this object began."""
+        self._room.append(0)
+        span.end()
+
+    def fail(self, span: Span, kind: str, text: str) -> None:
+        """Ends a span with an error. `kind`: the value of `error.type`."""
+        span.set_attribute("error.type", kind)
+        span.set_status(self._trace.StatusCode.ERROR, text)
+        self.end(span)
+
+    # ------------------------------------------------------------------------------ contexts
+    def _find_context(self, properties: Mapping[str, str]) -> SpanContext | None:
+        """Returns the context in the properties of a message; None if there is none."""
+        carrier: Mapping[str, str] = properties
+        if TRACEPARENT not in properties:
+            carrier = {name: properties[key] for key, name in DOTPULSAR.items() if key in properties}
+            if TRACEPARENT not in carrier:
+                return None
+        found = self._current(self._propagator.extract(carrier, self._no_context)).get_span_context()
+        return found if found.is_valid else None
+
+    def _with_context(self, context: SpanContext, properties: dict[str, str] | None) -> dict[str, str] | None:
+        """Returns the properties with a context, if it is sampled; else unchanged."""
+        if not context.trace_flags.sampled:
+            return properties
+        with_context = {} if properties is None else dict(properties)
+        span = self._trace.NonRecordingSpan(context)
+        self._propagator.inject(with_context, self._trace.set_span_in_context(span, self._no_context))
+        return with_context
+
+
+class _SendSpan:
+    """The callback of a message whose sending is traced: ends the span, then calls the program's callback."""
+
+    __slots__ = ("_callback", "_span", "_tracing")
+
+    def __init__(self, tracing: Tracing, span: Span, callback: Callback) -> None:
+        self._tracing = tracing
+        self._span = span
+        self._callback = callback
+
+    def __call__(self, result: Result, message_id: MessageId) -> None:
+        span = self._span
+        try:
+            if result is Result.Ok:
+                span.set_attribute("messaging.message.id", str(message_id))
+                if message_id.partition() >= 0:
+                    span.set_attribute("messaging.destination.partition.id", str(message_id.partition()))
+                self._tracing.end(span)
+            else:
+                self.fail(result.name, result.name)
+        finally:  # whatever the program's exporter raises: a blocking send waits for its callback
+            if self._callback is not None:
+                self._callback(result, message_id)
+
+    def fail(self, kind: str, text: str) -> None:
+        self._tracing.fail(self._span, kind, text)
+
+
+class ProcessSpans:
+    """The open process spans of one partition's consumer."""
+
+    __slots__ = ("_open", "_times_out", "_tracing", "attributes", "topic")
+
+    def __init__(self, tracing: Tracing, topic: TopicName, subscription: str, times_out: bool) -> None:
+        self.topic = topic.base.full
+        self.attributes: dict[str, Any] = {"messaging.destination.subscription.name": subscription}
+        if topic.partition >= 0:
+            self.attributes["messaging.destination.partition.id"] = str(topic.partition)
+        self._tracing = tracing
+        self._times_out = times_out
+        self._open: dict[_Key, Span] = {}
+
+    def add(self, message: Message, span: Span) -> None:
+        """Adds the span of a message that is delivered now; one of an earlier delivery ends."""
+        key = (*message.entry.position, message.batch_index)
+        self._end(key)
+        self._open[key] = span
+
+    def find(self, message: Message) -> Span | None:
+        return self._open.get((*message.entry.position, message.batch_index))
+
+    def settle(self, which: Message | MessageId, how: str) -> None:
+        """Ends the span of a message that is acknowledged or given back; those of all messages of an entry, if a
+        message id names the whole entry."""
+        if not self._open:
+            return
+        if isinstance(which, Message):
+            self._end((*which.entry.position, which.batch_index), how)
+            return
+        ledger_id, entry_id = which.position()
+        if which.batch_index() >= 0:
+            self._end((ledger_id, entry_id, which.batch_index()), how)
+            return
+        for key in list(self._open):
+            if key[0] == ledger_id and key[1] == entry_id:
+                self._end(key, how)
+
+    def settle_up_to(self, which: Message | MessageId) -> None:
+        """Ends the spans of all messages up to one that is acknowledged cumulatively."""
+        if isinstance(which, Message):
+            position, index = which.entry.position, which.batch_index
+        else:
+            position, index = which.position(), which.batch_index()
+        last = (*position, index if index >= 0 else inf)
+        for key in list(self._open):
+            if key <= last:
+                self._end(key, CUMULATIVE)
+
+    def settle_redelivered(self, entries: EntrySets | None) -> None:
+        """Ends the spans of entries that the broker is asked to deliver again; None: of all. It is asked for some
+        because they are not acknowledged in time, or another message of their batch was given back."""
+        how = "" if entries is None else TIMEOUT if self._times_out else NEGATIVE
+        for key in list(self._open):
+            if entries is None or (key[0] in entries and key[1] in entries[key[0]]):
+                self._end(key, how)
+
+    def settle_all(self) -> None:
+        """Ends all spans: what the program has cannot be settled any more."""
+        for key in list(self._open):
+            self._end(key)
+
+    def _end(self, key: _Key, how: str = "") -> None:
+        span = self._open.pop(key, None)
+        if span is not None:
+            if how:
+                span.set_attribute(_SETTLED, how)
+            self._tracing.end(span)
