@@ -59,7 +59,7 @@ async def metrics(call: RestRequest) -> Response:
     await call.authorize(op.LIST_BROKERS)
     try:
         page = MetricsPage(MetricsQuery.parse(urlencode(call.query)))
-    except ValueError as error:
+    except (InvalidRequest, ValueError) as error:
         raise BadRequest(str(error)) from None
     try:
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
