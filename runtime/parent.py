@@ -151,7 +151,7 @@ class Parent:
         late_s = self._now() - HUNG_S
         found = [each.name for each in self._running.values() if each.beat_at is not None and each.beat_at < late_s]
         for name in set(found) - self._hanging:
-            _LOG.error("the event loop of process %s has not run for %g s: systemd is not told that all live", name, HUNG_S)
+            _LOG.error("the event loop of process %s has not run for %g s: systemd is not told", name, HUNG_S)
         self._hanging = set(found)
         return found
 

@@ -56,7 +56,7 @@ def find_end(pem: str) -> float:
 
 
 def _end(der: bytes) -> float:
-    """Returns the end of a certificate: SEQUENCE { to be signed { [version] serial algorithm issuer { begin end } … …"""
+    """Returns the end of a certificate: { to be signed { [version] serial algorithm issuer { begin end } … …"""
     tbs = _content(der, _content(der, 0)[0])[0]
     at = tbs
     if der[at] == _VERSION:
