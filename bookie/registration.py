@@ -71,6 +71,7 @@ class Registration:
         self._said: records.BookieRecord | None = None
         self._said_at = 0.0  # by the monotonic clock
         self._lost = False  # the session
+        self._sessions_ended = 0
 
     async def check_only_process(self, world: World, bookie: UUID) -> None:
         """Raises Busy if another process serves as this bookie. Must be called before anything in the directory is
@@ -145,6 +146,9 @@ class Registration:
         is_old = self._clock.monotonic() - self._said_at >= FREE_AGE_S
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
+    def statistics(self) -> dict[str, int]:
+        return {"metadata_sessions_ended": self._sessions_ended}
+
     async def run(self) -> None:
         """Keeps the bookie registered until cancelled: when the metadata session is lost, registers again in a new one.
         Returns if there is no `new_session`.
@@ -152,6 +156,7 @@ class Registration:
         while True:
             await self.metadata.wait_session_lost()
             self._lost = True
+            self._sessions_ended += 1
             _LOG.warning("the metadata session is lost")
             if self._new_session is None:
                 return

@@ -314,7 +314,8 @@ class Bookie:
             "reserve_held": int(self._store.room.is_reserve_held), "upkeep_failures": self._upkeep.failures,
         }  # fmt: skip
         parts = (
-            self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background
+            self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background,
+            self._registration,
         )  # fmt: skip
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 

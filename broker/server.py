@@ -23,6 +23,7 @@ from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import ByteServing, Endpoint, Serving, World
 from ..runtime.tasks import Supervisor
+from .cluster.members import MEMBERS_S
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
 from .grpc import checked as later
@@ -121,6 +122,7 @@ class Broker:
         self.background.supervise("broker-orphans", self._sweep)
         self.background.supervise("broker-load", self._report_load)
         self.background.supervise("broker-orders", self._follow_orders)
+        self.background.supervise("broker-members", self._read_members)
         if config.state_memory_bytes:
             self.background.supervise("broker-memory", self._measure_memory)
 
@@ -195,6 +197,11 @@ class Broker:
             except MagnetarError as error:
                 if throttle.should_log(error):
                     _LOG.warning("whether this broker is to drain is not known: %s", error)
+
+    async def _read_members(self) -> None:
+        while True:
+            await self.topic_manager.read_members()
+            await asyncio.sleep(MEMBERS_S)
 
     async def _measure_memory(self) -> None:
         while True:

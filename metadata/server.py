@@ -92,6 +92,10 @@ class MetadataServer:
     def statistics(self) -> dict[str, int]:
         return self._store.statistics()
 
+    @property
+    def backed_up_ms(self) -> int:
+        return self._store.backed_up_ms
+
     async def close(self) -> None:
         """Ends the streams, then closes the store. Sessions do not end: they continue at the next start."""
         await self._serving.close()

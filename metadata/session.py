@@ -30,6 +30,7 @@ from typing import Self, TypeVar
 from ..proto.errors import ConnectionLost, InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
 from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
+from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.tasks import Tasks
 from .store import MetadataStore, NodeChanged, Operation, Versioned, WatchReset
 
@@ -203,11 +204,41 @@ class SessionStore(MetadataStore):
 # The owner closes the sessions. Guarded by tests/metadata/test_reconnecting.py.
 
 
+class MetadataUse:
+    """How the metadata has answered a process, over all its sessions: for metrics, and for what an operator is told."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._answered_s = clock.monotonic()
+        self.commit_seconds = Histogram(SECONDS)  # of each commit that was done
+        self.failures = 0  # calls that were not answered: no session, no connection, no answer in time
+        self.sessions_ended = 0  # lost, not closed
+
+    def on_answer(self) -> None:
+        self._answered_s = self._clock.monotonic()
+
+    def on_failure(self, error: MagnetarError) -> None:
+        """Counts a call that raised `error`. A refusal (BadVersion) is an answer."""
+        if not error.definite or isinstance(error, Unavailable | SessionExpired):
+            self.failures += 1
+        else:
+            self.on_answer()
+
+    def now_s(self) -> float:
+        return self._clock.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """The seconds since the metadata answered last. A broker asks it each second."""
+        return max(0.0, self._clock.monotonic() - self._answered_s)
+
+
 class ReconnectingStore(MetadataStore):
     """A store that outlives its sessions: it uses one session at a time, and its owner replaces a lost one."""
 
-    def __init__(self, session: MetadataStore) -> None:
+    def __init__(self, session: MetadataStore, use: MetadataUse) -> None:
         self._session: MetadataStore = session
+        self.use = use
         self._lost: MetadataStore | None = None  # the last session that is known to be lost
         self._ended = False
         self._changed = asyncio.Event()  # there is a next session, or there will be none
@@ -215,6 +246,8 @@ class ReconnectingStore(MetadataStore):
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
         """Called when the session is lost: calls wait for the next one."""
+        if self._lost is not self._session:
+            self.use.sessions_ended += 1
         self._lost = self._session
         self._changed.clear()
 
@@ -244,6 +277,7 @@ class ReconnectingStore(MetadataStore):
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     await self._changed.wait()
             except TimeoutError:
+                self.use.failures += 1
                 raise Unavailable(f"no metadata session for {CALL_TIMEOUT_S:g} s; try again") from None
         if self._ended:
             raise SessionExpired("the metadata session was lost, and no other one was made")
@@ -258,9 +292,15 @@ class ReconnectingStore(MetadataStore):
         while True:
             session = self._session if not self.is_suspended else await self._living()
             try:
-                return await ask(session)
+                found = await ask(session)
             except SessionExpired:
                 self._on_loss(session)
+            except MagnetarError as error:
+                self.use.on_failure(error)
+                raise
+            else:
+                self.use.on_answer()
+                return found
 
     async def get(self, path: str) -> Versioned | None:
         session = self._session
@@ -269,6 +309,9 @@ class ReconnectingStore(MetadataStore):
                 return await session.get(path)
             except SessionExpired:
                 self._on_loss(session)
+            except MagnetarError as error:
+                self.use.on_failure(error)
+                raise
         return await self._read(lambda session: session.get(path))
 
     async def children(self, path: str) -> list[str]:
@@ -281,11 +324,19 @@ class ReconnectingStore(MetadataStore):
         session = self._session
         if session is self._lost or self._ended:
             session = await self._living()
+        began_s = self.use.now_s()
         try:
-            return await session.commit(operations)
+            found = await session.commit(operations)
         except SessionExpired as error:
+            self.use.on_failure(error)
             self._on_loss(session)
             raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
+        except MagnetarError as error:
+            self.use.on_failure(error)
+            raise
+        self.use.on_answer()
+        self.use.commit_seconds.observe(self.use.now_s() - began_s)
+        return found
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
         session = await self._living()

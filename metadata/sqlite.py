@@ -88,6 +88,7 @@ class SqliteStore:
         self._alarm = Alarm(world.clock, self._expire)
         self.closed = False
         self._incarnations = b""
+        self.backed_up_ms = 0  # since the epoch: when a copy was made last; 0: none was
         self._commits = 0
         self._batches = 0
         for session, timeout_s in sessions:
@@ -105,6 +106,7 @@ class SqliteStore:
             tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
             store._incarnations = await worker.run(tree.incarnations)
+            store.backed_up_ms = await worker.run(tree.backed_up_ms)
             return store
         except BaseException:
             await worker.close()
@@ -162,6 +164,7 @@ class SqliteStore:
             raise InvalidRequest(f"{name!r} is not the name of a file: letters, digits, '.', '_' and '-'")
         path = str(PurePath(self._tree.path).parent / name)
         revision, size = await self._ask(partial(self._tree.back_up, path))
+        self.backed_up_ms = self._clock.wall_ms()
         return path, revision, size
 
     async def children(self, path: str) -> list[str]:

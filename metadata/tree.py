@@ -55,6 +55,8 @@ INCARNATIONS_MAX = 256
 """Most incarnations that are kept: a process that was away for more restarts of the metadata is not told about them."""
 NOTE_MAGIC = b"MGTA"
 ENDING = "-answered"
+BACKED_UP = "-backed-up"
+"""Of an empty file, whose time is that of the last copy."""
 _NOTE = struct.Struct(">4sQ")
 _NOTE_SUM = struct.Struct(">I")
 _RESTORE = "; restore it from the newest copy: 'magnetar metadata restore'"
@@ -313,6 +315,14 @@ class Tree:
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
+    def backed_up_ms(self) -> int:
+        """Returns when the last copy was made of this file by `back_up`, in milliseconds since the epoch; 0: none was.
+        Copies may be moved elsewhere, so a file beside this one has the time."""
+        try:
+            return os.stat(self.path + BACKED_UP).st_mtime_ns // 1_000_000
+        except OSError:
+            return 0
+
     def back_up(self, path: str) -> tuple[int, int]:
         """Writes a complete copy to `path`, synced; returns its revision and size. Raises AlreadyExists if `path`
         exists.
@@ -333,6 +343,8 @@ class Tree:
         sync_file(partial)
         os.rename(partial, path)
         sync_file(os.path.dirname(path) or ".")
+        with open(self.path + BACKED_UP, "wb"):
+            os.utime(self.path + BACKED_UP)
         return self.revision, os.path.getsize(path)
 
     # -------------------------------------------------------------------------------------------- writing

@@ -7,6 +7,7 @@ tests/cli/test_status.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 BUSY = 0.85
@@ -75,6 +76,19 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
     elif free < DISK_FREE:
         text = f"The disk of bookie {name} has {free:.0%} left; at 5 % it is read-only."
         yield Alarm(text, "magnetar bookies list", code="D04")
+
+
+def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
+    """Returns the alarm that the metadata does not answer, which comes first. `away_ms`: when it answered last; 0: it
+    answers."""
+    if not away_ms:
+        return []
+    since = datetime.fromtimestamp(away_ms / 1000, UTC)
+    text = (
+        f"The metadata does not answer since {since:%Y-%m-%d %H:%M:%S} UTC ({format_age((now_ms - away_ms) / 1000)}): "
+        "topics that have an owner are served, and what is shown is what the broker that was asked knew last."
+    )
+    return [Alarm(text, "magnetar health --http URL", code="D00")]
 
 
 def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:

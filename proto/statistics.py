@@ -405,10 +405,13 @@ class BrokerSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """The summaries of all brokers that answered within a second; the names of the others are in `silent`."""
+    """The summaries of all brokers that answered within a second; the names of the others are in `silent`. While the
+    metadata does not answer, the brokers are those that the one which was asked knew last, and so are the bookies."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
+    bookies: tuple[BookieInfo, ...] = ()
+    metadata_away_ms: int = 0  # since the epoch: when the metadata answered last; 0: it answers
 
 
 @dataclass(frozen=True, slots=True)

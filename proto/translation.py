@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -81,7 +82,10 @@ def _plain(value: Any) -> Any:
         plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
         return {**plain, "auto_topic_creation_off": off}
     if is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name, _, _ in _shape_of(cast(type, type(value)))}
+        return {
+            name: each if type(each := getattr(value, name)) in _PLAIN else _plain(each)
+            for name, _, _ in _shape_of(cast(type, type(value)))
+        }
     return value
 
 
@@ -100,6 +104,9 @@ def _value(kind: Any, found: Any) -> Any:
     """Converts `found`, a message or a field of one, to type `kind`."""
     if kind in _PLAIN and type(found) is kind:
         return found
+    make = _MAKERS.get((kind, type(found)))
+    if make is not None:
+        return make(found)
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind in (None, NoneType):
@@ -124,12 +131,32 @@ def _value(kind: Any, found: Any) -> Any:
     if kind is int and isinstance(found, bytes):
         return decode_version(found)
     if is_dataclass(kind):
-        shape = _shape_of(cast(type, kind))
-        return cast(Any, kind)(*[
-            None if optional and not found.HasField(name) else _value(hint, getattr(found, name))
-            for name, hint, optional in shape
-        ])  # fmt: skip
+        make = _MAKERS[kind, type(found)] = _make_maker(kind, found)
+        return make(found)
     return kind(found) if issubclass(kind, Enum) else found
+
+
+_MAKERS: dict[tuple[Any, type], Callable[[Any], Any]] = {}
+"""By dataclass and class of message: what makes one of the other."""
+
+
+def _make_maker(kind: Any, found: Any) -> Callable[[Any], Any]:
+    """Returns the function that makes a dataclass of such messages. Most fields are taken as they are, all at once: a
+    list of thousands of topics has a hundred fields of each. A field of a message has one type in all of them."""
+    shape = _shape_of(kind)
+    read = attrgetter(*(name for name, _, _ in shape), "DESCRIPTOR")  # of one name it would make no tuple
+    others = [
+        (at, name, hint, optional) for at, (name, hint, optional) in enumerate(shape)
+        if hint not in _PLAIN or type(getattr(found, name)) is not hint
+    ]  # fmt: skip
+
+    def make(found: Any) -> Any:
+        values = list(read(found)[:-1])
+        for at, name, hint, optional in others:
+            values[at] = None if optional and not found.HasField(name) else _value(hint, values[at])
+        return kind(*values)
+
+    return make
 
 
 @cache

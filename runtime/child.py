@@ -21,6 +21,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
+from .health import BEAT_S
 from .tasks import Tasks
 
 # ---------------------------------------------------------------------------------------------------------- link
@@ -31,10 +32,11 @@ from .tasks import Tasks
 # | kind | from | number | body |
 # |---|---|---|---|
 # | READY | the process | 0 | JSON: the facts of the ready line |
-# | ASK | the process | of its question | empty: the metrics of the others |
+# | BEAT | the process | 0 | empty: its event loop runs; each BEAT_S from READY on, if systemd watches the parent |
+# | ASK | the process | of its question | which metrics of the others: the query of a page |
 # | FACTS | the parent | of that question | JSON: {"restarts": {name: count}, "asked": [names]} |
 # | PAGE | the parent | of that question | one name of them, a line end, the text |
-# | ASK | the parent | of its question | empty: your metrics |
+# | ASK | the parent | of its question | that query: your metrics |
 # | PAGE | the process | of that question | the text |
 #
 # A question has one FACTS and then one PAGE of each that was asked and lived to answer; the asker has a deadline. The
@@ -55,6 +57,7 @@ class Kind(enum.IntEnum):
     ASK = 2
     FACTS = 3
     PAGE = 4
+    BEAT = 5
 
 
 class Frame(NamedTuple):
@@ -99,7 +102,8 @@ OTHERS_S = 3.0
 """Seconds to wait for the pages of the others: less than a scraper and the page itself wait."""
 READ_BYTES = 1 << 20
 
-Text = Callable[[], Awaitable[bytes]]
+Text = Callable[[str], Awaitable[bytes]]
+"""Returns the text of the metrics for the query of a page."""
 
 
 class OtherProcesses(NamedTuple):
@@ -152,14 +156,22 @@ class Child:
         """Tells the parent that this process serves."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
+        if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
+            self._beat(asyncio.get_running_loop())
 
-    async def ask_metrics_of_others(self) -> OtherProcesses:
-        """Asks the other processes for their metrics; returns those that have arrived within OTHERS_S."""
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._send(Frame(Kind.BEAT))
+            loop.call_later(BEAT_S, self._beat, loop)
+
+    async def ask_metrics_of_others(self, query: str = "") -> OtherProcesses:
+        """Asks the other processes for their metrics; returns those that have arrived within OTHERS_S. `query`: of the
+        page (runtime/metrics.py `MetricsQuery`)."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()
             try:
-                self._send(Frame(Kind.ASK, self._last))
+                self._send(Frame(Kind.ASK, self._last, query.encode()))
                 async with asyncio.timeout(OTHERS_S):
                     await question.answered.wait()
             except TimeoutError:
@@ -187,7 +199,7 @@ class Child:
 
     def _on_frame(self, frame: Frame, text: Text) -> None:
         if frame.kind is Kind.ASK:
-            self._tasks.spawn(self._answer(frame.number, text), "child-page")
+            self._tasks.spawn(self._answer(frame, text), "child-page")
             return
         question = self._questions.get(frame.number)
         if question is None:
@@ -204,10 +216,10 @@ class Child:
         logging.shutdown()
         os._exit(1)
 
-    async def _answer(self, number: int, text: Text) -> None:
+    async def _answer(self, frame: Frame, text: Text) -> None:
         try:
-            found = await text()
+            found = await text(frame.body.decode())
         except Exception:  # the page lacks this process, and says so
             _LOG.exception("the metrics of this process could not be read")
             return
-        self._send(Frame(Kind.PAGE, number, found))
+        self._send(Frame(Kind.PAGE, frame.number, found))

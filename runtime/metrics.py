@@ -18,7 +18,11 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from ..proto.errors import InvalidRequest
+from ..proto.names import NamespaceName
 
 if TYPE_CHECKING:
     from prometheus_client.core import (
@@ -186,6 +190,31 @@ class Series:
             yield (text if first else self._head + text).encode()
 
 
+LEVELS = ("topic", "namespace", "none")
+
+
+class MetricsQuery(NamedTuple):
+    """What a request asks of a page, in the query of its URL: `level=topic&namespace=T/N`."""
+
+    level: str = ""  # one of LEVELS; "": as the server is set
+    namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all
+
+    @classmethod
+    def parse(cls, text: str) -> MetricsQuery:
+        """Returns the query of a URL. Raises InvalidRequest for a parameter or a value that is none."""
+        found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
+        unknown = sorted(found.keys() - {"level", "namespace"})
+        if unknown:
+            raise InvalidRequest(f"a page of metrics takes level and namespace, not {unknown[0][:100]!r}")
+        level, namespace = found.get("level", ""), found.get("namespace", "")
+        if level not in ("", *LEVELS):
+            raise InvalidRequest(f"level must be {', '.join(LEVELS)}, not {level[:100]!r}")
+        return cls(level, str(NamespaceName.parse(namespace)) if namespace else "")
+
+    def __str__(self) -> str:
+        return urlencode({name: value for name, value in self._asdict().items() if value})
+
+
 class MetricsPage:
     """The metrics at one moment, as a Collector of prometheus-client, and the `add_series` of metrics with very many
     label values.
@@ -194,7 +223,8 @@ class MetricsPage:
     under another name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, query: MetricsQuery = MetricsQuery()) -> None:  # noqa: B008 - it is immutable
+        self.query = query  # which topics are to be on it
         self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # name → metric, names of its labels
         self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
         self._series: list[Series] = []

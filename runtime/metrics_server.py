@@ -1,6 +1,6 @@
 """Metrics over HTTP: `GET /metrics`, served by prometheus-client in a thread of its own.
 
-    server = await MetricsServer.start(endpoint, measure)      `measure(page)` writes all metrics
+    server = await MetricsServer.start(endpoint, measure)      `measure(page)` writes all metrics that `page.query` asks
     server.endpoint                                            with the port that it listens on
     await server.close()
 
@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..proto.errors import Busy
-from .metrics import MetricsPage, escape_label
+from ..proto.errors import Busy, InvalidRequest
+from .metrics import MetricsPage, MetricsQuery, escape_label
 from .network import Endpoint
 
 if TYPE_CHECKING:
@@ -102,15 +102,15 @@ class _Parts:
         self._loop = loop
         self._measure = measure
 
-    def page(self) -> MetricsPage:
-        asking = asyncio.run_coroutine_threadsafe(self._page(), self._loop)
+    def page(self, query: MetricsQuery) -> MetricsPage:
+        asking = asyncio.run_coroutine_threadsafe(self._page(query), self._loop)
         try:
             return asking.result(MEASURE_TIMEOUT_S)
         finally:
             asking.cancel()
 
-    async def _page(self) -> MetricsPage:
-        page = MetricsPage()
+    async def _page(self, query: MetricsQuery) -> MetricsPage:
+        page = MetricsPage(query)
         await self._measure(page)
         return page
 
@@ -155,7 +155,12 @@ def _application(parts: _Parts) -> WSGIApplication:
         if environ["PATH_INFO"] == "/favicon.ico":
             start_response("200 OK", [])
             return (b"",)
-        pieces = as_text(parts.page())
+        try:
+            query = MetricsQuery.parse(environ.get("QUERY_STRING", ""))
+        except (InvalidRequest, ValueError) as error:
+            start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return (f"{error}\n".encode(),)
+        pieces = as_text(parts.page(query))
         first = next(pieces)
         second = next(pieces)  # an error has been raised by now
         headers = [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)]

@@ -11,6 +11,8 @@ that is forked again later begins as the first one did. What it decides is in ru
   started again.
 - *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves at the end of their
   link (child.py). So `kill -9` of the parent is `kill -9` of all.
+- *Systemd's watchdog* hears of the parent (WATCHDOG=1) while the loop of each process that serves runs: each says so
+  (BEAT). One whose loop has not run for HUNG_S ends that, so systemd starts all again after its WatchdogSec.
 - *Files and ports* that the parent holds (the lock of the folder, reserved ports) are held by its processes too: they
   are free when the last one has ended.
 
@@ -36,7 +38,7 @@ from typing import NamedTuple
 
 from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
-from .health import BEAT_S, has_systemd_watchdog, notify_systemd
+from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
 from .process import tune_memory
 from .schedule_core import Effect, Exit, Fork, Kill, ProcessSchedule, ReportServing, Terminate
 
@@ -63,6 +65,7 @@ class _Running:
         self.name, self.pid, self.link = name, pid, link
         self.frames = FrameDecoder()
         self.unsent = bytearray()
+        self.beat_at: float | None = None  # when its loop ran last; None: it does not say
 
 
 class Parent:
@@ -82,6 +85,7 @@ class Parent:
         self._effects: deque[Effect] = deque()
         self._doing = False
         self._watched = has_systemd_watchdog()
+        self._hanging = set[str]()
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
@@ -121,7 +125,8 @@ class Parent:
     def _turn(self) -> None:
         at = self._schedule.next_tick_at
         if self._watched:
-            notify_systemd("WATCHDOG=1")
+            if self._schedule.is_stopping or not self._find_hanging():
+                notify_systemd("WATCHDOG=1")
             at = min(at or math.inf, self._now() + BEAT_S)
         ready = self._selector.select(None if at is None else max(0.0, at - self._now()))
         for key, events in ready:
@@ -140,6 +145,15 @@ class Parent:
             self._do(self._schedule.stop(code, self._now()))
         self._reap()
         self._do(self._schedule.tick(self._now()))
+
+    def _find_hanging(self) -> list[str]:
+        """Returns the processes whose event loop hangs; logs each once."""
+        late_s = self._now() - HUNG_S
+        found = [each.name for each in self._running.values() if each.beat_at is not None and each.beat_at < late_s]
+        for name in set(found) - self._hanging:
+            _LOG.error("the event loop of process %s has not run for %g s: systemd is not told", name, HUNG_S)
+        self._hanging = set(found)
+        return found
 
     def _reap(self) -> None:
         for running in list(self._running.values()):
@@ -266,22 +280,24 @@ class Parent:
             case Kind.READY:
                 self._facts[running.name] = json.loads(frame.body)
                 self._do(self._schedule.on_ready(running.name, self._now()))
+            case Kind.BEAT:
+                running.beat_at = self._now()
             case Kind.ASK:
-                self._ask_others(running, frame.number)
+                self._ask_others(running, frame)
             case Kind.PAGE:
                 self._hand_on(running, frame)
             case Kind.FACTS:
                 raise AssertionError("a process sends no FACTS")
 
-    def _ask_others(self, asker: _Running, number: int) -> None:
+    def _ask_others(self, asker: _Running, question: Frame) -> None:
         self._asked = {ours: asked for ours, asked in self._asked.items() if asked[0] != asker.name}  # those are over
         others = [name for name in self._schedule.serving if name != asker.name]
         facts = {"restarts": self._schedule.restarts, "asked": others}
-        self._send(asker, Frame(Kind.FACTS, number, json.dumps(facts).encode()))
+        self._send(asker, Frame(Kind.FACTS, question.number, json.dumps(facts).encode()))
         for name in others:
             self._questions += 1
-            self._asked[self._questions] = asker.name, number
-            self._send(self._running[name], Frame(Kind.ASK, self._questions))
+            self._asked[self._questions] = asker.name, question.number
+            self._send(self._running[name], Frame(Kind.ASK, self._questions, question.body))
 
     def _hand_on(self, running: _Running, frame: Frame) -> None:
         asker, number = self._asked.pop(frame.number, ("", 0))

@@ -33,7 +33,7 @@ from ..node.topic_manager import TopicManager
 from ..session import settings, statistics
 from ..session.administration import Administration
 from ..session.backlogs import FilteredEntry, TopicBacklogs
-from ..session.summaries import PageQuery, Summaries, explain_kept, explain_stuck
+from ..session.summaries import PageQuery, Summaries, describe_bookie, explain_kept, explain_stuck
 from ..session.topics import SchemaQueries
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.statistics import estimate_backlog
@@ -427,10 +427,7 @@ class AdminService:
         await self._administration.undrain_broker(request.name)
 
     async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
-        return [
-            values.BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
-            for each in await self._broker.list_bookies()
-        ]
+        return [describe_bookie(each) for each in await self._broker.list_bookies()]
 
 
 PARTS = (AdminService, MessageAdminService, SchemaAdminService, TransactionAdminService, HalfMessageAdminService)

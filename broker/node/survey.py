@@ -87,6 +87,18 @@ class Survey(msgspec.Struct, frozen=True):
     namespaces: Mapping[str, Sums]
     largest: Mapping[str, tuple[TopicFacts, ...]]  # by each of MEASURES, the largest first
 
+    def count_topics(self) -> int:
+        """Returns the number of topics of all namespaces that it has."""
+        return sum(each.topics for each in self.namespaces.values())
+
+    def of_namespace(self, name: str) -> Survey:
+        """Returns what it has of one namespace, and the total of all."""
+        largest = {
+            measure: tuple(each for each in found if str(each.topic.name.namespace_name) == name)
+            for measure, found in self.largest.items()
+        }
+        return Survey(self.at_s, self.total, {at: sums for at, sums in self.namespaces.items() if at == name}, largest)
+
 
 def inspect_topic(topic: Topic) -> TopicFacts:
     """Returns the facts of a topic, with the rates of the last walk. Reads no entry."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
 from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
-from ...metadata.session import ReconnectingStore
+from ...metadata.session import MetadataUse, ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
@@ -41,6 +41,7 @@ from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import Authorizer, Grants
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
+from ..cluster.members import ClusterMembers, KnownMembers
 from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
 from ..cluster.ownership import Ownership, list_bookies, list_brokers, list_drains
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
@@ -110,9 +111,9 @@ class _OwnershipSession:
         policies_changed: Callable[[NamespaceName], None], runtime_changed: Callable[[RuntimeSettings], None],
         grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
-        halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
+        halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage], use: MetadataUse,
     ) -> None:  # fmt: skip
-        metadata = self.metadata = ReconnectingStore(metadata)
+        metadata = self.metadata = ReconnectingStore(metadata, use)
         self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
         self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
@@ -182,6 +183,8 @@ class TopicManager:
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
         self.survey = Surveyor(world.clock, lambda: self.loaded.values())
+        self.metadata_use = MetadataUse(world.clock)
+        self.members = KnownMembers(world.clock, self.metadata_use)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
         self._moved: dict[str, BrokerRecord] = {}  # who got the topics that were loaded here, by full name
         self._ordered_to_drain = False
@@ -218,7 +221,9 @@ class TopicManager:
         changed = (self._policies_changed, self._apply_runtime, self.access.on_grants_changed)
         others = (self._existing, self._elsewhere)
         halves = HalfPublisher(self.internal_producer, self.world.clock)
-        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, *others, halves, self._durable)
+        session = _OwnershipSession(
+            self.world, self.config, metadata, me, *changed, *others, halves, self._durable, self.metadata_use
+        )
         try:
             await session.catalog.create_default_namespace()
             await session.policies.open()
@@ -470,6 +475,12 @@ class TopicManager:
 
     async def list_brokers(self) -> list[BrokerRecord]:
         return await list_brokers(self._open().metadata)
+
+    async def read_members(self) -> ClusterMembers:
+        """Returns the registered brokers and bookies, or those last known, in bounded time (broker/cluster/members.py).
+        """
+        session = self._session
+        return await self.members.read(None if session is None or not session.settled else session.metadata)
 
     @property
     def metadata(self) -> MetadataStore:

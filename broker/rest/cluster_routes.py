@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from urllib.parse import urlencode
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -17,7 +18,7 @@ from ...proto.errors import InvalidRequest, NotFound, Unavailable
 from ...proto.operations import Permission
 from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
-from ...runtime.metrics import MetricsPage
+from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..cluster.bundles_core import bundle_name_of
 from ..session.settings import SHOWN, changed_settings, list_settings, parse_setting_name, parse_setting_value
@@ -56,7 +57,10 @@ async def status(call: RestRequest) -> Response:
 @register_route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
 async def metrics(call: RestRequest) -> Response:
     await call.authorize(op.LIST_BROKERS)
-    page = MetricsPage()
+    try:
+        page = MetricsPage(MetricsQuery.parse(urlencode(call.query)))
+    except (InvalidRequest, ValueError) as error:
+        raise BadRequest(str(error)) from None
     try:
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
             await call.measure(page)

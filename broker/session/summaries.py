@@ -8,7 +8,9 @@ subscription or a ledger stays where it is.
 
 The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
 not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the
-list of brokers. Guarding tests: tests/broker/session/test_summaries.py.
+lists of brokers and bookies, which are the last known ones while the metadata does not answer
+(broker/cluster/members.py). So there is an answer within three seconds, whatever is away.
+Guarding tests: tests/broker/session/test_summaries.py.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from ...metadata.records import BookieRecord
 from ...proto import operations as op
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.operations import Operation
 from ...proto.states import Blocked, LedgerStays
 from ...proto.statistics import (
+    BookieInfo,
     BrokerSummary,
     ClusterSummary,
     KeptLedger,
@@ -36,6 +40,7 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
+from ..cluster.members import ClusterMembers
 from ..common.token_bucket import TimeSlices
 from ..node.survey import STRIDE, Sums, TopicFacts, inspect_topic
 from ..node.topic_manager import TopicManager
@@ -81,9 +86,11 @@ class Summaries:
         """Returns the summaries of all brokers, by name; with `here`, of this one alone."""
         if here:
             return ClusterSummary((await self._summary(),), ())
-        mine, (others, silent) = await asyncio.gather(self._summary(), self._ask_others(op.BROKER_SUMMARIES))
+        mine, members = await asyncio.gather(self._summary(), self._broker.read_members())
+        others, silent = await self._ask_others(members, op.BROKER_SUMMARIES)
         found = [mine, *(each for other in others for each in other.brokers)]
-        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent)
+        bookies = tuple(map(describe_bookie, members.bookies))
+        return ClusterSummary(tuple(sorted(found, key=attrgetter("name"))), silent, bookies, members.away_ms)
 
     async def _summary(self) -> BrokerSummary:
         broker = self._broker
@@ -111,7 +118,8 @@ class Summaries:
         mine = await self._page(query, key, after)
         if here:
             return mine
-        others, silent = await self._ask_others(op.TOPIC_PAGE, **query._asdict())
+        members = await self._broker.read_members()
+        others, silent = await self._ask_others(members, op.TOPIC_PAGE, **query._asdict())
         pages = [mine, *others]
         rows = nsmallest(query.limit, (row for page in pages for row in page.topics), key=key)
         more = any(page.next for page in pages) or sum(len(page.topics) for page in pages) > len(rows)
@@ -142,10 +150,12 @@ class Summaries:
         rows = nsmallest(query.limit, found, key=key)
         return TopicPage(tuple(rows), _next(query, rows) if len(found) > len(rows) else "", len(fitting), ())
 
-    async def _ask_others(self, operation: Operation[T], **arguments: object) -> tuple[list[T], tuple[str, ...]]:
+    async def _ask_others(
+        self, members: ClusterMembers, operation: Operation[T], **arguments: object
+    ) -> tuple[list[T], tuple[str, ...]]:
         """Returns the answers of the other brokers for themselves, and the names of those that did not answer."""
         broker = self._broker
-        others = [each for each in await broker.list_brokers() if each.name != broker.name]
+        others = [each for each in members.brokers if each.name != broker.name]
 
         async def ask(endpoint: str) -> T | None:
             try:
@@ -159,6 +169,12 @@ class Summaries:
         answers = await asyncio.gather(*(ask(each.endpoint) for each in others))
         silent = sorted(each.name for each, answer in zip(others, answers, strict=True) if answer is None)
         return [each for each in answers if each is not None], tuple(silent)
+
+
+def describe_bookie(record: BookieRecord) -> BookieInfo:
+    return BookieInfo(
+        record.bookie, record.endpoint, record.read_only, record.rack, record.free_bytes, record.total_bytes
+    )
 
 
 def _row(facts: TopicFacts, owner: str) -> TopicRow:

@@ -16,14 +16,22 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
-from ...proto.alarms import DISK_FREE, OLD_S, Alarm, find_alarms, find_repair_alarms, format_age
+from ...proto.alarms import (
+    DISK_FREE,
+    OLD_S,
+    Alarm,
+    find_alarms,
+    find_metadata_alarms,
+    find_repair_alarms,
+    format_age,
+)
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
@@ -75,6 +83,7 @@ class ClusterFacts:
     backup_ms: int | None = None  # of the newest file
     version: str = ""  # of this command
     url: str = ""
+    metadata_away_ms: int = 0  # as of `status`
 
 
 class DoctorCheck(NamedTuple):
@@ -83,6 +92,7 @@ class DoctorCheck(NamedTuple):
     code: str
     what: str
     find: Callable[[ClusterFacts], Iterable[Alarm] | str]
+    asks_metadata: bool = True  # what it looks at is not known without the metadata
 
 
 def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
@@ -90,7 +100,8 @@ def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
     known."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in CHECKS:
-        answer = check.find(facts)
+        away = facts.metadata_away_ms and check.asks_metadata
+        answer = "the metadata does not answer" if away else check.find(facts)
         if isinstance(answer, str):
             states[check.code] = answer
             continue
@@ -108,6 +119,10 @@ def _alarms(code: str) -> Callable[[ClusterFacts], list[Alarm]]:
         return [each for each in found if each.code == code]
 
     return find
+
+
+def _metadata(facts: ClusterFacts) -> list[Alarm]:
+    return find_metadata_alarms(facts.metadata_away_ms, facts.now_ms)
 
 
 def _reachable(facts: ClusterFacts) -> Iterator[Alarm]:
@@ -277,8 +292,9 @@ def _backup(facts: ClusterFacts) -> Iterable[Alarm] | str:
 
 
 CHECKS = (
-    DoctorCheck("D01", "each registered broker answers, at its advertised address, from here", _reachable),
-    DoctorCheck("D02", "no event loop is busy most of its time", _alarms("D02")),
+    DoctorCheck("D00", "the metadata answers", _metadata, False),
+    DoctorCheck("D01", "each registered broker answers, at its advertised address, from here", _reachable, False),
+    DoctorCheck("D02", "no event loop is busy most of its time", _alarms("D02"), False),
     DoctorCheck("D03", "bookies take writes; none is read-only, in limbo, or away", _alarms("D03")),
     DoctorCheck("D04", "space on the disks of bookies", _alarms("D04")),
     DoctorCheck("D05", "each ledger has its copies, and auto-recovery is enabled", _alarms("D05")),
@@ -291,7 +307,7 @@ CHECKS = (
     DoctorCheck("D12", "old messages, and subscriptions without consumers that hold data", _unread),
     DoctorCheck("D13", "partitions of a topic get about as many messages", _skewed),
     DoctorCheck("D14", "settings that somebody may not have meant", _risky),
-    DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup),
+    DoctorCheck("D15", "age of the newest backup of the metadata (`--backup DIR`)", _backup, False),
 )
 """What `magnetar doctor` looks at, in this order."""
 
@@ -304,21 +320,25 @@ def gather(session: Session, backup: str | None) -> ClusterFacts:
 
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
-    described, unreachable = _describe(session, summary)
-    bookies = session.admin.bookies()
-    return ClusterFacts(
+    facts = ClusterFacts(
         now_ms=now_ms, brokers=[broker_row(asdict(each), now_ms) for each in summary.brokers], silent=summary.silent,
-        bookies=list_known_bookies(session), repair=repair_state(session), oldest=find_largest_topics(summary, "age",
-        TOPICS),
+        oldest=find_largest_topics(summary, "age", TOPICS), backup_ms=newest_file_ms(backup), version=PRODUCT,
+        url=session.url, metadata_away_ms=summary.metadata_away_ms,
+    )  # fmt: skip
+    if summary.metadata_away_ms:
+        return facts
+    described, unreachable = _describe(session)
+    bookies = session.admin.bookies()
+    return replace(
+        facts, bookies=list_known_bookies(session, summary), repair=repair_state(session, summary),
         described=described, unreachable=unreachable,
         reports=_reports(session) if bookies and find_bookies(session, None) else {},
         racks={each.id: each.rack for each in bookies}, quorums=_read_quorums(session, summary),
         unread=_read_unread(session, summary), partitions=_read_partitions(session, summary),
-        backup_ms=newest_file_ms(backup), version=PRODUCT, url=session.url,
     )  # fmt: skip
 
 
-def _describe(session: Session, summary: ClusterSummary) -> tuple[dict[str, Row], dict[str, str]]:
+def _describe(session: Session) -> tuple[dict[str, Row], dict[str, str]]:
     """Asks each broker at the address that look-ups answer: what it says, and why others do not, by address."""
     from ...proto.errors import MagnetarError, Unauthenticated, Unauthorized, WrongProtocol
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.alarms import count_of, find_alarms, find_repair_alarms, format_age
+from ...proto.alarms import count_of, find_alarms, find_metadata_alarms, find_repair_alarms, format_age
 from ...runtime.clock import SystemClock
 from ..common.exits import FAILED, Failure
 from ..common.session import Session, session_command
@@ -44,7 +44,8 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 def status(session: Session) -> None:
     """The cluster on one screen: brokers, bookies, repair, the worst backlogs, and what needs somebody.
 
-    Exit code 1 if somebody is needed: each alarm has the command that shows more.
+    Exit code 1 if somebody is needed: each alarm has the command that shows more. While the metadata does not answer,
+    that is the first sentence, and the rest is what the broker that was asked knows.
 
     \b
     Examples:
@@ -54,10 +55,12 @@ def status(session: Session) -> None:
     now_ms = SystemClock().wall_ms()
     summary = session.admin.broker_summaries()
     brokers = [broker_row(asdict(each), now_ms) for each in summary.brokers]
-    bookies, repair = list_known_bookies(session), repair_state(session)
+    bookies, repair = list_known_bookies(session, summary), repair_state(session, summary)
     backlogs, oldest = find_largest_topics(summary, "backlog", WORST), find_largest_topics(summary, "age", WORST)
-    alarms = [*find_repair_alarms(repair), *find_alarms(brokers, summary.silent, bookies, oldest, now_ms)]
-    alarms.sort(key=lambda alarm: not alarm.needed)
+    away = find_metadata_alarms(summary.metadata_away_ms, now_ms)
+    alarms = [] if away else find_repair_alarms(repair)
+    alarms += find_alarms(brokers, summary.silent, bookies, oldest, now_ms)
+    alarms = [*away, *sorted(alarms, key=lambda alarm: not alarm.needed)]
     if session.out.structured:
         session.out.print_document({
             "brokers": brokers, "silent": list(summary.silent), "bookies": bookies, "repair": repair,
@@ -65,6 +68,8 @@ def status(session: Session) -> None:
             "alarms": [each._asdict() for each in alarms],
         })  # fmt: skip
     else:
+        for each in away:
+            click.echo(f"! {each.text}  {each.command}\n")
         session.out.print_rows(brokers, BROKER_COLUMNS, empty="no brokers")
         click.echo()
         session.out.print_rows(bookies, BOOKIE_COLUMNS, empty="no bookies")
@@ -73,7 +78,7 @@ def status(session: Session) -> None:
             rows = [topic_row(each, now_ms) for each in backlogs]
             session.out.print_rows(rows, ("topic", "backlog", "oldest", "consumers"))
         click.echo()
-        for each in alarms:
+        for each in alarms[len(away) :]:
             click.echo(f"{'!' if each.needed else '-'} {each.text}  {each.command}")
         if not alarms:
             click.echo("All is well.")
@@ -92,21 +97,23 @@ def broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def list_known_bookies(session: Session) -> list[dict[str, Any]]:
-    """Returns the registered bookies and those that ledgers name, with the state that they say themselves."""
+def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[str, Any]]:
+    """Returns the registered bookies and those that ledgers name, with the state that they say themselves. While the
+    metadata is away no bookie is asked."""
     from ...proto.errors import MagnetarError
     from ..storage.admin_port import ask_answering
     from ..storage.ledgers import ask_any_bookie
 
+    away = bool(summary.metadata_away_ms)
     known: dict[str, dict[str, Any]] = {
         each.id: {
             "bookie": each.id, "endpoint": each.endpoint, "version": None,
             "state": "read-only" if each.read_only else "writable",
             "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
         }
-        for each in session.admin.bookies()
+        for each in summary.bookies or (() if away else session.admin.bookies())  # an older broker does not say them
     }  # fmt: skip
-    if known:
+    if known and not away:
         for id_, found in ask_answering(session, "state").items():
             if id_ in known:
                 known[id_].update(freeBytes=found["freeBytes"], totalBytes=found["totalBytes"])
@@ -122,10 +129,13 @@ def list_known_bookies(session: Session) -> list[dict[str, Any]]:
     return list(known.values())
 
 
-def repair_state(session: Session) -> dict[str, Any] | None:
+def repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
+    """Returns what a bookie says of repair; None if none does, or the metadata is away, of which it would ask."""
     from ...proto.errors import MagnetarError
     from ..storage.ledgers import ask_any_bookie
 
+    if summary.metadata_away_ms:
+        return None
     try:
         found = ask_any_bookie(session, "repair-status")
     except (MagnetarError, Failure):

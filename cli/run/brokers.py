@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -157,6 +158,16 @@ def with_share_group(settings: BrokerConfig) -> BrokerConfig:
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
 
 
+def name_of_address(settings: BrokerConfig) -> str:
+    """Returns a name for several brokers without one: the same one after a restart, so that an order to drain one of
+    them is found again. It is made of the address at which clients reach the first; random if that says too little."""
+    known = settings.advertised or settings.listen
+    port = known.port or settings.listen.port
+    is_any = known.host in ("0.0.0.0", "::")
+    digest = os.urandom(4) if is_any or not port else sha256(str(known._replace(port=port)).encode()).digest()
+    return f"broker-{digest[:4].hex()}"
+
+
 def settings_of_process(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
@@ -189,7 +200,10 @@ def settings_of_process(
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
 @several.processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
-@click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@click.option(
+    "--name", default=None,
+    help="Its name in 'magnetar brokers list' (default: a random one; of its address with --processes).",
+)  # fmt: skip
 @SECURITY
 @server_options("info", compat=["pulsar"])
 def broker(
@@ -250,7 +264,7 @@ def broker(
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
     several.check_fork()
     given = given._replace(processes=count)
-    base = given.settings.name or f"broker-{os.urandom(4).hex()}"
+    base = given.settings.name or name_of_address(given.settings)
     ports = several.Ports()
     tiers = [broker_specs(given, count, base, ports, log_level, log_format)]
     several.preload_modules(*LOADED)

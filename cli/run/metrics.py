@@ -31,26 +31,30 @@ import msgspec
 from ...metadata.store import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...proto.versions import PRODUCT
+from ...runtime.clock import SystemClock
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
+from ...runtime.tcp.certificates import CERTIFICATES
 from .metrics_pulsar import PulsarNames
 from .metrics_transactions import TopicTransactionSeries, add_coordinators
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
     from ...broker.node.survey import Survey
+    from ...broker.node.topic_manager import TopicManager
     from ...broker.server import Broker
     from ...broker.subscription.subscription import Subscription
     from ...broker.topic.topic import Topic
     from ...metadata.server import MetadataServer
+    from ...metadata.session import MetadataUse
     from ...metadata.sqlite import SqliteStore
     from ...runtime.budget import CallerMemory
     from ...runtime.child import Child
     from ...runtime.clock import Clock
     from ...runtime.memory_shares import MemoryPlan
-    from ...runtime.metrics import MetricsPage
+    from ...runtime.metrics import MetricsPage, MetricsQuery
 
 # -------------------------------------------------------------------------------------------------------- memory
 # The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.
@@ -245,10 +249,14 @@ CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 TOPICS_SHOWN = 2000
 """Loaded topics up to which `metrics_topics = "auto"` shows each: as many as Prometheus takes from a target at ease."""
+NAMES_AT_ONCE = 256
 TOPICS_AT_ONCE = 16
 """Topics between two readings of the clock: about 0.1 ms."""
 PAGE_S = 5.0
 """Seconds for which a page of many lines is served again."""
+PAGES = 2
+TOPICS_ASKED = 20_000
+"""Topics that a page shows which asks for each, whatever the setting: 22 MB, 60 ms of the loop."""
 PAGE_LINES = 10_000
 """Lines of topics up to which a page is made anew for each request: they take 5 ms."""
 BACKLOGS_TIMEOUT_S = 2.0
@@ -269,6 +277,10 @@ class MeasuredParts(msgspec.Struct, frozen=True):
     async def __call__(self, page: MetricsPage) -> None:
         if self.metadata is not None:
             page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
+            if (made_ms := self.metadata.backed_up_ms) > 0:
+                text = "Metadata: age of the last copy that `magnetar metadata backup` made; there is no line before."
+                age_s = max(0.0, SystemClock().wall_ms() - made_ms) / 1000
+                page.gauge("magnetar_metadata_backup_age_seconds", text, age_s)
         for bookie in self.bookies:
             _bookie(page, bookie)
             if self.second is not None:
@@ -291,6 +303,10 @@ class MeasuredParts(msgspec.Struct, frozen=True):
         page.gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
         text = "Connections that were refused because the others hold all that the limit of open files allows."
         page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
+        for file, end_s in CERTIFICATES.read_ends().items():
+            text = "Process: until the certificate of a file that it shows to others ends; below 0: it has ended."
+            left_s = end_s - SystemClock().wall_ms() / 1000
+            page.gauge("magnetar_process_certificate_seconds", text, left_s, file=file)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.count_failing().items()):
@@ -299,22 +315,25 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
 class RepeatedPage:
     """Writes the page of `measure`; one of more than PAGE_LINES again for PAGE_S, so that several scrapers cost a
-    process as much as one."""
+    process as much as one. Of PAGES queries each: a slow job asks for another page than the usual one."""
 
     def __init__(self, measure: Measure, clock: Clock) -> None:
         self._measure = measure
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._page: MetricsPage | None = None
-        self._made_s = 0.0
+        self._pages: dict[MetricsQuery, tuple[float, MetricsPage]] = {}  # when it was made; the oldest first
 
     async def __call__(self, page: MetricsPage) -> None:
         async with self._turn:
-            kept = self._page
-            if kept is None or self._clock.monotonic() - self._made_s >= PAGE_S:
-                kept = type(page)()
+            made_s, kept = self._pages.get(page.query, (0.0, page))
+            if kept is page or self._clock.monotonic() - made_s >= PAGE_S:
+                kept = type(page)(page.query)
                 await self._measure(kept)
-                self._page, self._made_s = kept if kept.line_count > PAGE_LINES else None, self._clock.monotonic()
+                self._pages.pop(page.query, None)
+                if kept.line_count > PAGE_LINES:
+                    self._pages[page.query] = self._clock.monotonic(), kept
+                    if len(self._pages) > PAGES:
+                        del self._pages[next(iter(self._pages))]
             page.show(kept)
 
 
@@ -356,22 +375,58 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarNames | None)
         for each in kind:
             labels = {"operation": each.operation, "reason": each.name.lower()}
             page.counter("magnetar_broker_refused_total", text, refusals.REFUSED[each], **labels)
+    _metadata_use(page, owned.metadata_use)
     for bookie, numbers in owned.bookie_statistics().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     add_coordinators(page, owned.coordinators, cluster)
-    survey, level = await owned.survey.take(), owned.metrics_topics
+    survey, level = await owned.survey.take(), page.query.level or owned.metrics_topics
+    if page.query.namespace:
+        survey = survey.of_namespace(page.query.namespace)
     if level == "auto":
-        level = "all" if len(owned.loaded) <= TOPICS_SHOWN else "namespace"
-    if level == "all":
-        topics = list(owned.loaded.values())
+        count = survey.count_topics() if page.query.namespace else len(owned.loaded)
+        level = "topic" if count <= TOPICS_SHOWN else "namespace"
+    if level in ("all", "topic"):
+        topics = await _list_topics(owned, page.query)
     else:
         largest = survey.largest.values() if level == "namespace" else ()
         topics = list({facts.topic.name.full: facts.topic for each in largest for facts in each}.values())
     _sums(page, survey, len(owned.loaded), len(topics), by_namespace=level != "none")
     if pulsar is not None:
-        pulsar.add(page, owned, survey, topics, each=level == "all")
+        pulsar.add(page, owned, survey, topics, each=level in ("all", "topic"))
     unread = await _topics(page, owned.world.clock, topics, TopicTransactionSeries(page, cluster))
     await _backlogs(page, unread)
+
+
+async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
+    """Returns the loaded topics of which each is shown: all, or what the query asks for, of that at most TOPICS_ASKED,
+    in the order in which they were loaded."""
+    from ...broker.common.token_bucket import TimeSlices  # there is a broker, so it is loaded
+
+    if not query.level and not query.namespace:
+        return list(owned.loaded.values())
+    turns = TimeSlices(owned.world.clock)
+    found: list[Topic] = []
+    for number, topic in enumerate(list(owned.loaded.values())):
+        if not query.namespace or str(topic.name.namespace_name) == query.namespace:
+            found.append(topic)
+            if len(found) == TOPICS_ASKED:
+                break
+        if not number % NAMES_AT_ONCE and turns.is_slice_over:
+            await turns.begin_slice()
+    return found
+
+
+def _metadata_use(page: MetricsPage, use: MetadataUse) -> None:
+    """Adds how the metadata answers this broker."""
+    page.histogram(
+        "magnetar_broker_metadata_commit_seconds", "Broker: a commit of the metadata that was done.", use.commit_seconds
+    )
+    text = "Broker: calls of the metadata that got no answer: no session, no connection, not in time."
+    page.counter("magnetar_broker_metadata_failures_total", text, use.failures)
+    text = "Broker: sessions with the metadata that were lost."
+    page.counter("magnetar_broker_metadata_sessions_ended_total", text, use.sessions_ended)
+    text = "Broker: since the metadata answered last; it is asked each second."
+    page.gauge("magnetar_broker_metadata_silent_seconds", text, use.silent_s)
 
 
 SUMS = {
@@ -585,7 +640,7 @@ class ProcessOutput:
         return self._all if self._shows else own
 
     async def _all(self, page: MetricsPage) -> None:
-        others, _ = await asyncio.gather(self.child.ask_metrics_of_others(), self._page(page))
+        others, _ = await asyncio.gather(self.child.ask_metrics_of_others(str(page.query)), self._page(page))
         page.process, page.others = self.child.name, dict(others.pages)
         for name, count in others.restarts.items():
             text = "How often a process of this server ended and was started again."
@@ -598,12 +653,12 @@ class ProcessOutput:
         assert self._own is not None, "it was told what to measure"
         await self._own(page)
 
-    async def _text(self) -> bytes:
-        from ...runtime.metrics import MetricsPage
+    async def _text(self, query: str) -> bytes:
+        from ...runtime.metrics import MetricsPage, MetricsQuery
         from ...runtime.metrics_server import as_text
 
         if self._own is None:
             return b""  # it does not serve yet
-        page = MetricsPage()
+        page = MetricsPage(MetricsQuery.parse(query))
         await self._own(page)
         return await asyncio.to_thread(lambda: b"".join(as_text(page)))

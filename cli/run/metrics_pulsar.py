@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...broker.node.survey import Survey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.topic.topic import Topic
-    from ...runtime.metrics import MetricsPage, Series
+    from ...runtime.metrics import MetricsPage, MetricsQuery, Series
 
 QUANTILES = ("0.5", "0.99", "0.999", "1.0")
 OF_TOPIC, OF_NAMESPACE = ("cluster", "namespace", "topic"), ("cluster", "namespace")
@@ -91,13 +91,17 @@ LEFT_OUT = {
 """Beginnings of names that boards ask for, and why there is none."""
 
 
+QUERIES = 4
+"""Queries of which what was shown is kept: of the usual page, and of slower jobs."""
+
+
 class PulsarNames:
     """Adds topics, subscriptions and the broker to the page under Pulsar's names. One object per process: it keeps
     what it showed of subscriptions, for their rates."""
 
     def __init__(self) -> None:
         self._recent = RecentQuantiles()
-        self._before: dict[tuple[str, str], _Look] = {}
+        self._before: dict[MetricsQuery, dict[tuple[str, str], _Look]] = {}  # by what the page asked for
 
     def add(
         self, page: MetricsPage, broker: TopicManager, survey: Survey, topics: Sequence[Topic], *, each: bool
@@ -123,6 +127,7 @@ class PulsarNames:
                 counts = (sums.subscriptions, sums.producers, sums.consumers)
                 _of_topic(add, whose, rates, totals, (sums.backlog, sums.storage_bytes), counts)
         shown: dict[tuple[str, str], _Look] = {}
+        before = self._before.pop(page.query, {})
         for topic in topics if each else ():
             facts, traffic = inspect_topic(topic), topic.traffic
             labels = {"cluster": cluster, "namespace": str(topic.name.namespace_name), "topic": topic.name.full}
@@ -136,8 +141,10 @@ class PulsarNames:
                 key = topic.name.full, one.name
                 shown[key] = (broker.world.clock.monotonic(), *one.deliveries)
                 _of_subscription(add, label_text(**labels, subscription=one.name), topic, one.name,
-                                 self._before.get(key, shown[key]), shown[key])  # fmt: skip
-        self._before = shown
+                                 before.get(key, shown[key]), shown[key])  # fmt: skip
+        self._before[page.query] = shown
+        if len(self._before) > QUERIES:
+            del self._before[next(iter(self._before))]
         add("pulsar_ml_cache_used_size", label_text(cluster=cluster), broker.cache.bytes)
         histogram, now_s = broker.publish_seconds, broker.world.clock.monotonic()
         found = self._recent.compute_quantiles("publish", histogram, now_s, [float(share) for share in QUANTILES])

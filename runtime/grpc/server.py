@@ -232,6 +232,23 @@ class _Listener:
             connection.on_admitted()
         return found
 
+    async def admit_stream(
+        self, stream: _ServerStream | _PlainStream, connection: _ServerConnection, head: _Head, cost: int,
+        held: contextlib.ExitStack,
+    ) -> CallContext | None:  # fmt: skip
+        """Returns the caller of a stream; None if the stream is refused, or the caller gave up. Until `held` is closed
+        it has its place among those of its address, and ends when its credentials do."""
+        try:
+            held.enter_context(self.streams.reserve_place(connection.peer))
+            who = await self.authenticate(connection, head, cost)
+        except Exception as refusal:
+            _refuse(stream, refusal, begun=False)
+            return None
+        if stream.connection is None:
+            return None
+        held.enter_context(self.callers.end_on_expiry(who.principal, stream.break_off))
+        return who
+
     async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
         limit = self.access.limits.authentications
         if self._under_way >= limit:
@@ -566,16 +583,10 @@ class _ServerStream(GrpcStream):
 
     async def _run(self, connection: _ServerConnection) -> None:
         with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(self._listener.streams.reserve_place(connection.peer))
-                who = await self._listener.authenticate(connection, self._head, self._cost)
-            except Exception as refusal:
+            who = await self._listener.admit_stream(self, connection, self._head, self._cost, held)
+            if who is None:
                 self.break_output(ConnectionLost("the stream is refused"))
-                _refuse(self, refusal, begun=False)
                 return
-            if self.connection is None:
-                return  # the caller gave up
-            held.enter_context(self._listener.callers.end_on_expiry(who.principal, self.break_off))
             arrivals = self._listener.memory.arrivals
             window = arrivals.reserve_window(STREAM_WINDOW)
             held.callback(arrivals.release_window, window)
@@ -665,12 +676,11 @@ class _PlainStream(MessageStream):
 
     async def _run(self, connection: _ServerConnection) -> None:
         with contextlib.ExitStack() as held:
+            who = await self._listener.admit_stream(self, connection, self._head, self._head_cost, held)
+            if who is None:
+                return
+            connection.window.open(self)
             try:
-                held.enter_context(self._listener.streams.reserve_place(connection.peer))
-                who = await self._listener.authenticate(connection, self._head, self._head_cost)
-                held.enter_context(self._listener.callers.end_on_expiry(who.principal, self._break_off))
-                if self.connection is not None:
-                    connection.window.open(self)
                 await self._method.function(self, who)
             except EndOfStream:
                 pass
@@ -721,7 +731,7 @@ class _PlainStream(MessageStream):
 
     def on_message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
-        self._break_off(
+        self.break_off(
             MessageTooLarge(f"a request of {size} bytes; at most {limit} are taken", size=size, limit=limit)
             if size >= 0
             else WrongProtocol("the request is compressed, and no compression was agreed on")
@@ -731,9 +741,9 @@ class _PlainStream(MessageStream):
         self._changed.set()
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        self._break_off(ConnectionLost("the caller is gone"))
+        self.break_off(ConnectionLost("the caller is gone"))
 
-    def _break_off(self, error: MagnetarError) -> None:
+    def break_off(self, error: MagnetarError) -> None:
         self._lost = self._lost or error
         self._changed.set()
 

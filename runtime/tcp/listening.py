@@ -27,6 +27,7 @@ from ..access import CallerLimits, TlsFiles
 from ..descriptors import PROCESS
 from ..network import Endpoint, address_network
 from ..tasks import Tasks
+from .certificates import CERTIFICATES
 
 # ----------------------------------------------------------------------------------------------------- strangers
 # Connections of a port whose callers are not known yet: they are bounded, and keep no other caller out.
@@ -145,6 +146,7 @@ def make_caller_tls_context(tls: TlsFiles) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if tls.certificate:
             context.load_cert_chain(tls.certificate, tls.key or None)
+            CERTIFICATES.add(tls.certificate)
     except (ssl.SSLError, OSError) as error:
         files = f"{tls.ca} {tls.certificate} {tls.key}".strip()
         raise InvalidConfiguration(f"{files} cannot be read as certificates and key in PEM: {error}") from error
@@ -185,6 +187,7 @@ def _context(tls: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
         context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(tls.certificate, tls.key)
+        CERTIFICATES.add(tls.certificate)
         if tls.ca:
             context.load_verify_locations(tls.ca)
             context.verify_mode = ssl.CERT_OPTIONAL if tls.optional else ssl.CERT_REQUIRED

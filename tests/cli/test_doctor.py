@@ -81,6 +81,9 @@ def test_where_all_is_well_nothing_is_found_and_every_check_was_made() -> None:
 
 
 FOUND: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("D00", {"metadata_away_ms": NOW_MS - 180_000},
+     "The metadata does not answer since 2001-09-09 01:43:40 UTC (3 min): topics that have an owner are served, and "
+     "what is shown is what the broker that was asked knew last.", True),
     ("D01", {"silent": ["two"]}, "Broker two is registered and does not answer.", True),
     ("D01", {"unreachable": {"b2:7650": "refused"}},
      "A broker is advertised as b2:7650, and does not answer there from here: refused", True),
@@ -134,7 +137,7 @@ def test_each_check_finds_its_fault_and_no_other_check_does(
 ) -> None:
     findings, states = run_checks(facts(**changed))
     assert [(each.code, each.text, each.needed) for each in findings] == [(code, text, needed)]
-    assert {each for each, state in states.items() if state != "ok"} == {code}
+    assert {each for each, state in states.items() if state not in ("ok", "the metadata does not answer")} == {code}
     assert states[code] == ("wrong" if needed else "look")
     _check_command(findings[0])
 
@@ -164,6 +167,13 @@ def test_what_cannot_be_known_is_said_and_is_no_finding(changed: dict[str, Any],
     findings, states = run_checks(facts(**changed))
     assert findings == []
     assert states[code] not in ("ok", "look", "wrong")
+
+
+def test_while_the_metadata_is_away_only_what_is_known_without_it_is_judged() -> None:
+    empty = ClusterFacts(NOW_MS, silent=["two"], backup_ms=0, metadata_away_ms=NOW_MS - 1000)
+    findings, states = run_checks(empty)
+    assert [each.code for each in findings] == ["D00", "D01", "D15"]
+    assert states["D03"] == states["D05"] == states["D10"] == "the metadata does not answer"
 
 
 def test_the_urgent_ones_come_first() -> None:

@@ -355,3 +355,14 @@ def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started
         wait_another(server, name, killed)
         assert run_cli("produce", "t0", "-m", "x", "--url", url, **own).code == 0
     assert server.stop() == 0
+
+
+def test_several_brokers_without_a_name_have_the_same_one_after_a_restart() -> None:
+    def name(listen: str, advertised: str = "") -> str:
+        known = Endpoint.parse(advertised) if advertised else None
+        return brokers.name_of_address(BrokerConfig(listen=Endpoint.parse(listen), advertised=known))
+
+    assert name("10.0.0.1:7650") == name("10.0.0.1:7650") == name("0.0.0.0:7650", "10.0.0.1:0")
+    different = [name("10.0.0.1:7651"), name("10.0.0.1:7650", "b1:7650"), name("10.0.0.1:7650")]
+    different += [name(where) for where in 2 * ("127.0.0.1:0", "0.0.0.0:7650", "[::]:7650")]
+    assert len(set(different)) == len(different), "an address that others may have too, or another time, is no name"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.proto.alarms import find_alarms, find_repair_alarms
-from tests.support.processes import run_cli
+from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
+from tests.support.processes import Cluster, run_cli
 
 NOW_MS = 1_000_000_000_000
 GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "secondsToGo": None}
@@ -61,6 +63,13 @@ def test_each_alarm_is_a_sentence_and_needs_somebody(found: list[tuple[str, bool
     assert found == [(text, True)]
 
 
+def test_that_the_metadata_does_not_answer_is_said_with_the_time_since_when() -> None:
+    assert find_metadata_alarms(0, NOW_MS) == []
+    (found,) = find_metadata_alarms(NOW_MS - 61_000, NOW_MS)
+    assert found.text.startswith("The metadata does not answer since 2001-09-09 01:45:39 UTC (1 min): ")
+    assert (found.needed, found.code) == (True, "D00")
+
+
 def test_an_old_message_is_shown_and_can_wait() -> None:
     rows = [{"name": "t", "oldest_ms": NOW_MS - 7_300_000}, {"name": "u", "oldest_ms": NOW_MS - 5}]
     assert alarms(oldest=rows) == [("The oldest message of t has not been acknowledged for 2 h.", False)]
@@ -95,3 +104,24 @@ def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_wait
     assert run_cli("why", "orders", "none", "--url", url).code == 4
     (part,) = json.loads(run_cli("why", "orders", "billing", "-o", "json", "--url", url).out)
     assert part["subscriptions"][0]["stuck"]
+
+
+@pytest.mark.processes
+def test_while_the_metadata_is_away_status_and_doctor_say_since_when_and_what_the_broker_knows(tmp_path: Path) -> None:
+    with Cluster(tmp_path, bookies=1, brokers=2) as running:
+        url = f"magnetar://{running.brokers[0].address}"
+        assert run_cli("status", "--url", url).out.count("127.0.0.1:") == 3
+        os.kill(running.metadata.pid, signal.SIGSTOP)
+        try:
+            told = run_cli("status", "--url", url, timeout_s=15)
+            assert (told.code, told.err) == (1, "")
+            assert told.out.startswith("! The metadata does not answer since ")
+            assert told.out.count("127.0.0.1:") == 3, "both brokers and the bookie are shown"
+            found = json.loads(run_cli("status", "-o", "json", "--url", url, timeout_s=15).out)
+            assert (len(found["brokers"]), len(found["bookies"]), found["silent"]) == (2, 1, [])
+            assert found["alarms"][0]["code"] == "D00"
+            examined = run_cli("doctor", "-o", "json", "--url", url, timeout_s=15)
+            assert examined.code == 1
+            assert json.loads(examined.out)["findings"][0]["code"] == "D00"
+        finally:
+            os.kill(running.metadata.pid, signal.SIGCONT)

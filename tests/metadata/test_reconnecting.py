@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.metadata.session import ReconnectingStore
+from magnetar.metadata.session import MetadataUse, ReconnectingStore
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.proto.errors import ConnectionLost, SessionExpired, Unavailable
+from magnetar.proto.errors import BadVersion, ConnectionLost, SessionExpired, Unavailable
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import simulate
 
@@ -27,7 +28,7 @@ def in_a_backend(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
 def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
     async def main(store: SqliteStore) -> None:
         first = store.new_session()
-        held = ReconnectingStore(first)
+        held = ReconnectingStore(first, MetadataUse(SystemClock()))
         await held.put("/a", b"1")
         await first.close()
         held.suspend()
@@ -47,7 +48,7 @@ def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
 def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown() -> None:
     async def main(store: SqliteStore) -> None:
         first, second = store.new_session(), store.new_session()
-        held = ReconnectingStore(first)
+        held = ReconnectingStore(first, MetadataUse(SystemClock()))
         await held.put("/a", b"1")
         await first.close()
         with pytest.raises(ConnectionLost):
@@ -68,7 +69,7 @@ def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown
 
 def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired() -> None:
     async def main(store: SqliteStore) -> None:
-        held = ReconnectingStore(store.new_session())
+        held = ReconnectingStore(store.new_session(), MetadataUse(SystemClock()))
         held.suspend()
         with pytest.raises(Unavailable):
             await held.put("/a", b"1")
@@ -79,5 +80,27 @@ def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired(
             await waiting
         with pytest.raises(SessionExpired):
             await held.commit([])
+
+    in_a_backend(main)
+
+
+def test_what_is_answered_and_what_is_not_is_counted() -> None:
+    async def main(store: SqliteStore) -> None:
+        first, use = store.new_session(), MetadataUse(SystemClock())
+        held = ReconnectingStore(first, use)
+        await held.put("/a", b"1")
+        with pytest.raises(BadVersion):
+            await held.put("/a", b"2", 7)
+        assert (use.commit_seconds.count, use.failures, use.sessions_ended) == (1, 0, 0), "a refusal is an answer"
+        await first.close()
+        with pytest.raises(ConnectionLost):
+            await held.put("/a", b"2")
+        held.suspend()  # the owner hears of it later
+        with pytest.raises(Unavailable):
+            await held.get("/a")
+        assert (use.commit_seconds.count, use.failures, use.sessions_ended) == (1, 2, 1)
+        held.set_session(store.new_session())
+        await held.put("/a", b"2")
+        assert (use.commit_seconds.count, use.failures, use.sessions_ended) == (2, 2, 1)
 
     in_a_backend(main)

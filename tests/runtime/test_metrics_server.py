@@ -12,20 +12,20 @@ import pytest
 
 from magnetar.proto.errors import Busy
 from magnetar.runtime import metrics_server
-from magnetar.runtime.metrics import MetricsPage
+from magnetar.runtime.metrics import MetricsPage, MetricsQuery
 from magnetar.runtime.metrics_server import MetricsServer
 from magnetar.runtime.network import Endpoint
 
 ANY = Endpoint("127.0.0.1", 0)
 
 
-async def scrape(server: MetricsServer) -> tuple[int, str]:
+async def scrape(server: MetricsServer, query: str = "") -> tuple[int, str]:
     def get() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{server.endpoint}/metrics", timeout=30) as reply:
+            with urllib.request.urlopen(f"http://{server.endpoint}/metrics{query}", timeout=30) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, ""
+            return error.code, error.read().decode()
 
     return await asyncio.to_thread(get)
 
@@ -51,6 +51,30 @@ async def test_a_page_is_made_in_the_event_loop_when_it_is_asked_for() -> None:
         await server.close()
     again = await MetricsServer.start(server.endpoint, measure)
     await again.close()
+
+
+async def test_a_page_knows_what_its_request_asks_for_and_a_wrong_word_is_refused() -> None:
+    asked: list[MetricsQuery] = []
+
+    async def measure(page: MetricsPage) -> None:
+        asked.append(page.query)
+
+    server = await MetricsServer.start(ANY, measure)
+    try:
+        for query in ("", "?level=topic", "?level=none&namespace=a%2Fb"):
+            assert (await scrape(server, query))[0] == 200
+        assert asked == [MetricsQuery(), MetricsQuery("topic"), MetricsQuery("none", "a/b")]
+        assert [MetricsQuery.parse(str(each)) for each in asked] == asked
+        for query, why in (
+            ("?level=topics", "level must be topic, namespace, none, not 'topics'"),
+            ("?namespace=a", "namespace 'a' is not TENANT/NAMESPACE"),
+            ("?levle=topic", "a page of metrics takes level and namespace, not 'levle'"),
+            ("?" + "&".join(["level=none"] * 9), "Max number of fields exceeded"),
+        ):
+            assert await scrape(server, query) == (400, f"{why}\n")
+        assert len(asked) == 3
+    finally:
+        await server.close()
 
 
 async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_is_cancelled(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +25,8 @@ from magnetar.runtime.parent import Parent, ProcessSpec
 from magnetar.runtime.child import Frame, Kind, encode_frame
 from magnetar.runtime.process import run
 
-async def text():
-    return b"page" * int(os.environ.get("TIMES", "1"))
+async def text(query):
+    return query.encode() + b"page" * int(os.environ.get("TIMES", "1"))
 
 async def serve(child):
     await child.attach(text)
@@ -171,6 +173,45 @@ def test_a_process_that_its_parent_left_ends_when_it_sees_the_end_of_its_link() 
         theirs = pids(process.pid)
         process.kill()
         wait_gone(*theirs)
+
+
+def _wait_silent(systemd: socket.socket) -> None:
+    """Returns when nothing was said for a while, thirty times the usual pause."""
+    systemd.settimeout(1.5)
+    try:
+        for _ in range(600):
+            assert systemd.recv(100) == b"WATCHDOG=1"
+    except TimeoutError:
+        systemd.settimeout(WAIT_S)
+        return
+    raise AssertionError("it is told all the time")
+
+
+def test_systemds_watchdog_is_not_told_while_the_loop_of_one_process_hangs(tmp_path: Path) -> None:
+    quick = """
+from magnetar.runtime import child as children
+children.BEAT_S = parents.BEAT_S = 0.05
+parents.HUNG_S = 0.5
+schedule.STOP_S"""
+    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", quick, 1), "sound-1,sound-2"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    given = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(given["NOTIFY_SOCKET"])
+        systemd.settimeout(WAIT_S)
+        with subprocess.Popen(command, **pipes, env={**os.environ, **given}) as process:
+            assert _line(process) == "ready sound-1 sound-2"
+            second = pids(process.pid)[1]
+            os.kill(second, signal.SIGSTOP)
+            try:
+                _wait_silent(systemd)
+            finally:
+                os.kill(second, signal.SIGCONT)
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            process.terminate()
+            _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert err.count("the event loop of process sound-2 has not run for 0.5 s") == 1
 
 
 def test_one_that_does_not_end_in_time_is_killed() -> None:

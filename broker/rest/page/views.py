@@ -16,15 +16,14 @@ Guarding tests: tests/broker/rest/test_page.py.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
 from ....proto import operations as op
-from ....proto.alarms import Alarm, find_alarms
+from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms
 from ....proto.statistics import (
     BookieInfo,
     BrokerSetting,
@@ -138,7 +137,7 @@ class Settings:
 
 
 async def overview(call: RestRequest) -> Overview:
-    summary, bookies = await asyncio.gather(call.call_local(op.BROKER_SUMMARIES), call.call_local(op.LIST_BOOKIES))
+    summary = await call.call_local(op.BROKER_SUMMARIES)
     totals = [each.total for each in summary.brokers]
     by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
     by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
@@ -150,17 +149,17 @@ async def overview(call: RestRequest) -> Overview:
         throughput_out=sum(each.throughput_out for each in totals),
         storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
         connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
-        bookies=tuple(bookies), alarms=tuple(_alarms(summary, bookies, call.broker.world.clock.wall_ms())),
+        bookies=summary.bookies, alarms=tuple(_alarms(summary, call.broker.world.clock.wall_ms())),
         worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
         busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
 
 
-def _alarms(found: ClusterSummary, bookies: Sequence[BookieInfo], now_ms: int) -> list[Alarm]:
+def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
     oldest = [{"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age
               if row.oldest_ms]
     oldest.sort(key=itemgetter("oldest_ms"))
-    return find_alarms(
+    return find_metadata_alarms(found.metadata_away_ms, now_ms) + find_alarms(
         [{"broker": each.name, "busy": each.loop_busy, "degraded": each.degraded} for each in found.brokers],
         found.silent,
         [
@@ -168,7 +167,7 @@ def _alarms(found: ClusterSummary, bookies: Sequence[BookieInfo], now_ms: int) -
                 "bookie": each.id, "state": "read-only" if each.read_only else "writable",
                 "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
             }
-            for each in bookies
+            for each in found.bookies
         ],
         oldest, now_ms,
     )  # fmt: skip

@@ -71,7 +71,7 @@ async def test_each_view_is_a_page_and_its_value_as_json(tmp_path: Path) -> None
 
 def test_what_needs_somebody_is_what_status_says() -> None:
     full = BookieInfo("12345678-90", "h:1", read_only=False, rack="/r", free_bytes=14, total_bytes=100)
-    found = views._alarms(ClusterSummary(brokers=(), silent=("two",)), [full], 0)
+    found = views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,)), 0)
     assert [(each.text, each.code) for each in found] == [
         ("Broker two is registered and does not answer.", "D01"),
         ("The disk of bookie 12345678 has 14% left; at 5 % it is read-only.", "D04"),

@@ -193,7 +193,10 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, broker, running):
         for path in ("/healthz", "/readyz", "/status.html", f"{V2}/brokers/health", f"{V2}/brokers/ready"):
             assert (await http.ask("GET", path)).body.strip().lower() == b"ok"
-        assert b"magnetar_process_" in (await http.ask("GET", "/metrics/")).body
+        assert b"magnetar_process_" in (await http.ask("GET", "/metrics/?level=none")).body
+        refused = await http.ask("GET", "/metrics?level=topics")
+        assert refused.status == 400
+        assert b"level must be topic, namespace, none" in refused.body
         address = broker.http_url.partition("://")[2]
         assert await http.get(f"{V2}/brokers") == [address] == await http.get(f"{V2}/brokers/magnetar")
         assert (await http.get(f"{V2}/brokers/leaderBroker"))["brokerId"] == address

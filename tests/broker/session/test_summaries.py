@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.asyncio import Client
+from magnetar.broker.cluster import members
 from magnetar.broker.node import survey
 from magnetar.broker.session import summaries
 from magnetar.client.admin import AdminClient
-from magnetar.proto.errors import AlreadyExists, InvalidRequest, SubscriptionNotFound
+from magnetar.proto.errors import AlreadyExists, InvalidRequest, SessionExpired, SubscriptionNotFound
 from magnetar.proto.states import Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
 from tests.support.cluster import cluster
@@ -164,3 +165,36 @@ async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(t
 
 def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
     assert {*Blocked.reasons()} - {*summaries.ENDS} == {Blocked.CAUGHT_UP}
+
+
+async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "METADATA_S", 0.2)
+    async with cluster(tmp_path, brokers=0) as running:
+        one, two = [await running.add_broker(name=name) for name in ("one", "two")]
+        async with AdminClient(f"magnetar://{one.endpoint}") as admin:
+            await made(admin, "t", "s")
+            found = await admin.broker_summaries()
+            assert (found.metadata_away_ms, len(found.bookies)) == (0, 1)
+            before_ms, bookies = one.topic_manager.world.clock.wall_ms(), found.bookies
+
+            async def hang(path: str) -> list[str]:
+                await asyncio.sleep(60)
+                return []
+
+            monkeypatch.setattr(running.sessions[0], "children", hang)
+            async with asyncio.timeout(5):
+                found = await admin.broker_summaries()
+                page = await admin.topic_page()
+            assert 0 <= found.metadata_away_ms - before_ms + 5000 < 10_000, "it answered just now"
+            assert ([each.name for each in found.brokers], found.bookies) == (["one", "two"], bookies)
+            assert [each.name for each in page.topics] == ["persistent://public/default/t"]
+            await two.close()
+            one.topic_manager.suspend()  # its session is lost
+            found = await admin.broker_summaries()
+            assert ([each.name for each in found.brokers], found.silent) == (["one"], ("two",))
+            await one.topic_manager.abandon_all(SessionExpired("too long"))
+            found = await admin.broker_summaries()
+            assert found.metadata_away_ms
+            assert [each.name for each in found.brokers] == ["one"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
 import subprocess
@@ -133,6 +135,23 @@ def test_the_list_of_all_metrics_is_that_of_a_page(server: Process) -> None:
             page = reply.read().decode()
         open_one.abort()
     assert not stale(page, write=False), "such a server, and `python -m tests.docs.metrics http://HOST:PORT/metrics`"
+
+
+def test_the_age_of_the_last_copy_of_the_metadata_is_shown_also_after_a_restart_and_when_the_copy_was_moved(
+    started: Processes, tmp_path: Path
+) -> None:
+    data = tmp_path / "m"
+    service = ("metadata", "--listen", "127.0.0.1:0", "--data", str(data), "--metrics", "127.0.0.1:0")
+    metadata, name = started.start("m", *service), "magnetar_metadata_backup_age_seconds"
+    assert not any(shown == name for shown, _ in Scrape(facts(metadata)["metrics"]).values)
+    done = run_cli("metadata", "backup", "-o", "json", MAGNETAR_METADATA=metadata.address)
+    (data / Path(json.loads(done.out)[0]["file"]).name).rename(tmp_path / "elsewhere")
+    assert 0 <= Scrape(facts(metadata)["metrics"]).value(name) < 30
+    metadata.stop()
+    (note,) = data.glob("*-backed-up")
+    os.utime(note, (note.stat().st_mtime - 1000,) * 2)
+    metadata.start()
+    assert 1000 <= Scrape(facts(metadata)["metrics"]).value(name) < 1060
 
 
 def test_each_process_of_a_cluster_shows_its_own_part(started: Processes, tmp_path: Path) -> None:

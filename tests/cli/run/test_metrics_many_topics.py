@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import pytest
 
@@ -12,7 +13,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.run import metrics
 from magnetar.cli.run.metrics import MeasuredParts, RepeatedPage
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.metrics import MetricsPage
+from magnetar.runtime.metrics import MetricsPage, MetricsQuery
 from tests.support.steps import Steps, slowness
 
 TOPICS = 10_000
@@ -20,9 +21,9 @@ STEP_S = 0.05
 """Ten times what a scrape may hold the loop."""
 
 
-async def scrape(count: int, shown: str = "auto") -> tuple[MetricsPage, str]:
+async def scrape(count: int, shown: str = "auto", query: MetricsQuery = MetricsQuery()) -> tuple[MetricsPage, str]:  # noqa: B008
     topics = {str(number): stand_in(number, backlog=0 if number % 100 else 10) for number in range(count)}
-    page = MetricsPage()
+    page = MetricsPage(query)
     await MeasuredParts(broker=stand_in_broker(topics, BrokerConfig(metrics_topics=shown)))(page)  # type: ignore[arg-type]
     return page, b"".join(page.series_chunks()).decode()
 
@@ -71,6 +72,51 @@ async def test_the_level_is_a_setting() -> None:
     assert not text
     assert page.shown["magnetar_broker_topics", ()] == page.shown["magnetar_broker_topics_not_shown", ()] == 50
     assert page.shown["magnetar_broker_storage_bytes", ()] == 50_000
+
+
+def topics_of(text: str) -> set[str]:
+    return set(re.findall(r'^magnetar_topic_producers{topic="persistent://(.*)/topic-', text, re.M))
+
+
+async def test_a_request_may_ask_for_another_level_and_for_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, text = await scrape(50, "none", MetricsQuery("topic"))
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 0
+    assert len(topics_of(text)) == 20
+    page, text = await scrape(50, "none", MetricsQuery("topic", "public/n3"))
+    assert topics_of(text) == {"public/n3"}
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 47
+    assert page.shown["magnetar_broker_storage_bytes", ()] == 50_000, "the sums of the broker are of all"
+    assert re.findall(r'^magnetar_namespace_topics{namespace="(.*)"} 3$', text, re.M) == ["public/n3"]
+    page, text = await scrape(50, "all", MetricsQuery("namespace", "public/n3"))
+    assert topics_of(text) == set()
+    assert 'magnetar_namespace_topics{namespace="public/n3"} 3\n' in text
+    page, text = await scrape(50, "all", MetricsQuery("none"))
+    assert not text
+    page, text = await scrape(2100, "auto", MetricsQuery("", "public/n3"))
+    assert topics_of(text) == {"public/n3"}, "of this namespace there are few"
+    page, text = await scrape(50, "auto", MetricsQuery("topic", "public/none"))
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 50
+    monkeypatch.setattr(metrics, "TOPICS_ASKED", 7)
+    page, text = await scrape(50, "none", MetricsQuery("topic"))
+    assert page.shown["magnetar_broker_topics_not_shown", ()] == 43
+
+
+async def test_pages_of_two_queries_are_each_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[MetricsQuery]()
+
+    async def measure(page: MetricsPage) -> None:
+        made.append(page.query)
+        series = page.add_series("magnetar_things", "gauge", "Things.")
+        series.lines += ["1\n"] * (metrics.PAGE_LINES + 1)
+
+    repeated = RepeatedPage(measure, SystemClock())
+    queries = [MetricsQuery(), MetricsQuery("topic")]
+    for query in 2 * queries:
+        await repeated(MetricsPage(query))
+    assert made == queries
+    for query in (MetricsQuery("none"), *reversed(queries)):
+        await repeated(MetricsPage(query))
+    assert made == [*queries, MetricsQuery("none"), MetricsQuery()], "the oldest made room"
 
 
 async def test_a_page_of_many_lines_is_served_again_and_a_small_one_is_as_of_now(
