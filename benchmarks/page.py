@@ -57,7 +57,7 @@ async def _make(url: str, count: int) -> None:
 
         await run_each(count, make)
         consumer = await client.subscribe("t0", "s", receiver_queue_size=2 * HOLES)
-        producer = await client.create_producer("t0", batching_enabled=False)
+        producer = await client.create_producer("t0", batching_enabled=False, block_if_queue_full=True)
         await asyncio.gather(*[producer.send(b'{"number": %d}' % number) for number in range(HOLES)])
         for number in range(HOLES):
             message = await consumer.receive()

@@ -478,7 +478,7 @@ DESCRIBE_LEDGERS: Operation[tuple[values.LedgerCopies, ...]] = _topic(
 DESCRIBE_METADATA: Operation[values.MetadataNode] = Operation(
     "DescribeMetadata", OPERATE, method="describe_metadata",
     takes=(
-        RequestField("path", str, "Of the node, such as /topics. Empty: the root."),
+        RequestField("node", str, "Its path, such as /topics. Empty: the root."),
         RequestField("after", str, "Only children with a greater name."),
         RequestField("limit", int, "At most so many children: 1 to 1,000. 0: 100."),
     ),
@@ -488,7 +488,7 @@ DESCRIBE_METADATA: Operation[values.MetadataNode] = Operation(
     cli=CliVerb(
         "metadata show", "A record of the metadata, and what is below it.",
         "A node of the metadata: its record without keys and tokens, and the names below it.",
-        "--path /tenants/public",
+        "--node /tenants/public",
     ),
 )  # fmt: skip
 DESCRIBE_SECURITY: Operation[values.SecurityDescription] = Operation(

@@ -1079,14 +1079,14 @@ class DescribeSecurityReply(_message.Message):
     def __init__(self, broker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[ConnectedRole, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedCaller, _Mapping]]] = ...) -> None: ...
 
 class DescribeMetadataRequest(_message.Message):
-    __slots__ = ("path", "after", "limit")
-    PATH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("node", "after", "limit")
+    NODE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    path: str
+    node: str
     after: str
     limit: int
-    def __init__(self, path: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DescribeMetadataReply(_message.Message):
     __slots__ = ("path", "kind", "version", "record", "damage", "children", "next")

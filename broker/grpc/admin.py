@@ -416,7 +416,7 @@ class AdminService(MessageAdminService, SchemaAdminService, TransactionAdminServ
     async def describe_metadata(
         self, request: wire.DescribeMetadataRequest, context: CallContext
     ) -> values.MetadataNode:
-        asked = request.path, request.after, request.limit
+        asked = request.node, request.after, request.limit
         return await inspection.describe_metadata(self._broker.metadata, *asked)
 
     async def describe_security(self, request: wire.Empty, context: CallContext) -> values.SecurityDescription:

@@ -129,7 +129,7 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns ledgers of one partition, the oldest first: their bookies, and where copies are missing or damaged.
         """
 
-    async def describe_metadata(self, *, path: str = "", after: str = "", limit: int = 0) -> values.MetadataNode:
+    async def describe_metadata(self, *, node: str = "", after: str = "", limit: int = 0) -> values.MetadataNode:
         """Returns a node of the metadata: its record without keys and tokens, and a page of what is below it."""
 
     async def describe_security(self) -> values.SecurityDescription:

@@ -145,8 +145,8 @@ topics ledgers orders
 topics ledgers wide -o json
 subscriptions cursor orders -s billing --buckets 2
 subscriptions cursor orders -s none
-metadata show --path /tenants
-metadata show --path tenants
+metadata show --node /tenants
+metadata show --node tenants
 topics unsubscribe orders -s s1 -y
 topics unsubscribe orders -s s1 -y
 topics unsubscribe orders -s billing -y

@@ -222,9 +222,9 @@ GET {T}/ledgers
 GET {T}/ledgers?limit=201
 GET {T}/subscription/billing/cursor?buckets=2
 GET {T}/subscription/billing/cursor?buckets=1001
-GET /admin/v3/metadata?path=/tenants
-GET /admin/v3/metadata?path=/tenants/public
-GET /admin/v3/metadata?path=tenants
+GET /admin/v3/metadata?node=/tenants
+GET /admin/v3/metadata?node=/tenants/public
+GET /admin/v3/metadata?node=tenants
 GET /admin/v3/security
 GET {T}/internalStats
 GET /admin/v2/persistent/public/default/wide/partitioned-internalStats

@@ -222,7 +222,7 @@ async def repair(call: RestRequest) -> Repair:
 
 async def metadata(call: RestRequest) -> MetadataNode:
     path, after = call.query.get("path", ""), call.query.get("after", "")
-    return await call.call_local(op.DESCRIBE_METADATA, path=path, after=after, limit=CHILDREN)
+    return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
 
 
 async def security(call: RestRequest) -> Security:

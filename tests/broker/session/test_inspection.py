@@ -86,7 +86,7 @@ async def test_every_record_of_the_metadata_is_told_without_keys_and_tokens(tmp_
             metadata, waiting, kinds = broker.topic_manager.metadata, ["/"], set[str]()
             while waiting:
                 path = waiting.pop()
-                found = await admin.describe_metadata(path=path)
+                found = await admin.describe_metadata(node=path)
                 assert not found.damage
                 waiting += [f"{path.rstrip('/')}/{each}" for each in found.children]
                 if not found.kind:
@@ -104,12 +104,12 @@ async def test_every_record_of_the_metadata_is_told_without_keys_and_tokens(tmp_
             assert (len(first.children), first.next) == (2, first.children[1])
             rest = await admin.describe_metadata(after=first.next)
             assert rest.children[0] > first.next
-            assert (await admin.describe_metadata(path="/none")).version == -1
+            assert (await admin.describe_metadata(node="/none")).version == -1
             await metadata.put("/brokers/broken", b"no")
-            assert "too few" in (await admin.describe_metadata(path="/brokers/broken")).damage
+            assert "too few" in (await admin.describe_metadata(node="/brokers/broken")).damage
             await metadata.delete("/brokers/broken")
             with pytest.raises(InvalidRequest):
-                await admin.describe_metadata(path="topics")
+                await admin.describe_metadata(node="topics")
 
 
 async def test_who_is_connected_is_counted_by_credential(tmp_path: Path) -> None:
