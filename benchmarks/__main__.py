@@ -59,6 +59,9 @@ BENCHMARKS = {
     "rest": Benchmark("rest", "/s", "GETs of the statistics of a topic over HTTP, by 4 connections"),
     "scrape": Benchmark("scrape", "ms", "of the loop for a page of metrics of --topics topics, in slices"),
     "status": Benchmark("status", "s", "`magnetar status` of 4 brokers and 5 bookies with --topics topics"),
+    "page": Benchmark(
+        "page", "ms", "the slowest view of the page with --topics topics; memory of the page in `detail`"
+    ),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
     "tracing": Benchmark("tracing", "us", "a send and a process span of a message; without them: `detail`"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
@@ -138,6 +141,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("scrape", {}),
     ("tracing", {"size": 100}),
     ("status", {"runs": 1}),
+    ("page", {}),
     ("shared", {}),
     ("key-shared", {}),
     ("fan-out", {}),
@@ -229,7 +233,7 @@ def _help() -> str:
 @click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
-@click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
+@click.option("--topics", type=click.IntRange(1), help="How many (topics, scrape, page: 10,000).")
 @click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
 @click.option("--exactly-once", is_flag=True, help="In transactions; at least once in the same run (spark-write).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")

@@ -52,7 +52,7 @@ async def _made(url: str, pid: int, count: int, before_mb: float, run: Run, sett
             await admin.create_subscription(f"t{number}", "s")
 
         usage, begin = Usage(pid), time.perf_counter()
-        await _each(count, make)
+        await run_each(count, make)
         seconds = time.perf_counter() - begin
         run.value = count / seconds
         run.processes = {"server": usage.read()}
@@ -82,10 +82,10 @@ async def _served(url: str, count: int) -> None:
             await producer.send(b"after")
             await producer.close()
 
-        await _each(count, use)
+        await run_each(count, use)
 
 
-async def _each(count: int, work: Callable[[int], Awaitable[None]]) -> None:
+async def run_each(count: int, work: Callable[[int], Awaitable[None]]) -> None:
     numbers = iter(range(count))
 
     async def worker() -> None:

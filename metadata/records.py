@@ -574,3 +574,11 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
     if place is not None and place(record) != path:
         raise DamagedRecord(f"{path}: the record of {place(record)}")
     return record
+
+
+def decode_any(data: bytes, path: str) -> Record:
+    """Returns the record in the node at `path`, of whichever class it is. Raises DamagedRecord."""
+    cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else Record
+    if cls is None:
+        raise DamagedRecord(f"{path}: {data[3]} is no kind of a record")
+    return decode(data, cls, path)

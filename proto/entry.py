@@ -400,6 +400,14 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
     return list(zip(*decode_columns(header, entry), strict=True))
 
 
+def decode_as_stored(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
+    """Returns the messages of an entry for a look at it. An encrypted entry is one message with its ciphertext; a chunk
+    is one with its part of the payload, which stays compressed, because the payload is compressed as a whole."""
+    if header.metadata.encryption_param or header.metadata.num_chunks_from_msg > 1:
+        return [(header.metadata, bytes(entry[header.payload_offset :]))]
+    return decode_batch(header, entry)
+
+
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """Decodes an entry into two lists, of metadata and of payloads, which saves the garbage collector an object per
     message."""

@@ -450,6 +450,58 @@ REMOVE_SETTING: Operation[None] = Operation(
     "RemoveSetting", OPERATE, takes=(RequestField("name", str),), method="remove_setting",
     help="Removes what `change_setting` changed: each broker has its own value again. InvalidRequest.",
 )  # fmt: skip
+DESCRIBE_CURSOR: Operation[values.CursorShape] = _topic(
+    "DescribeCursor", SUBSCRIPTION, method="describe_cursor",
+    takes=(RequestField("buckets", int, "At most so many: 1 to 1,000. 0: 600."),),
+    help="Returns what a subscription of one partition has acknowledged, in buckets, and its ten largest gaps.",
+    routes=(HttpRoute("GET", "{S}/cursor", "What the subscription has acknowledged, in buckets.",
+                      answer="CursorShape"),),
+    cli=CliVerb(
+        "subscriptions cursor", "What a subscription has acknowledged, in buckets, and its gaps.",
+        "What a subscription has acknowledged after mark-delete, in buckets of entries, and its ten largest gaps.",
+        "orders -s billing --buckets 20",
+    ),
+)  # fmt: skip
+DESCRIBE_LEDGERS: Operation[tuple[values.LedgerCopies, ...]] = _topic(
+    "DescribeLedgers", topic_rule(Permission.LOOKUP, "topic"), method="describe_ledgers",
+    takes=(
+        RequestField("after", int, "Only ledgers with a greater id."),
+        RequestField("limit", int, "At most so many: 1 to 200. 0: 100."),
+    ),
+    help="Returns ledgers of one partition, the oldest first: their bookies, and where copies are missing or damaged.",
+    routes=(HttpRoute("GET", "/ledgers", "Its ledgers, and where copies are missing.", answer="[LedgerCopies]"),),
+    cli=CliVerb(
+        "topics ledgers", "Its ledgers, and where copies are missing.",
+        "The ledgers of a topic, the oldest first: their bookies, and where copies are missing or damaged.", "orders",
+    ),
+)  # fmt: skip
+DESCRIBE_METADATA: Operation[values.MetadataNode] = Operation(
+    "DescribeMetadata", OPERATE, method="describe_metadata",
+    takes=(
+        RequestField("node", str, "Its path, such as /topics. Empty: the root."),
+        RequestField("after", str, "Only children with a greater name."),
+        RequestField("limit", int, "At most so many children: 1 to 1,000. 0: 100."),
+    ),
+    help="Returns a node of the metadata: its record without keys and tokens, and a page of what is below it.",
+    routes=(HttpRoute("GET", "/admin/v3/metadata", "A node of the metadata, and a page of what is below it.",
+                      answer="MetadataNode"),),
+    cli=CliVerb(
+        "metadata show", "A record of the metadata, and what is below it.",
+        "A node of the metadata: its record without keys and tokens, and the names below it.",
+        "--node /tenants/public",
+    ),
+)  # fmt: skip
+DESCRIBE_SECURITY: Operation[values.SecurityDescription] = Operation(
+    "DescribeSecurity", OPERATE, method="describe_security",
+    help="Returns who is connected to the broker that is asked, until when, and whom it denied something.",
+    routes=(HttpRoute("GET", "/admin/v3/security", "Who is connected to this broker, and whom it denied something.",
+                      answer="SecurityDescription"),),
+    cli=CliVerb(
+        "brokers security", "Who is connected, until when, and who was denied something.",
+        "The credentials with which clients are connected to the broker that is asked, when they expire, and the "
+        "callers to whom it denied something.", "-o json",
+    ),
+)  # fmt: skip
 
 _OF_CLIENTS = {
     "TerminateTopic": "MessageId", "LastMessageId": "MessageId", "MessageIdByTime": "MessageId",

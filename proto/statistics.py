@@ -29,13 +29,15 @@ from .states import (
 
 __all__ = (
     "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "BrokerSummary", "ClusterSummary",
-    "CompactionState", "CompactionStatus", "ConsumerStats", "CoordinatorHalves", "CoordinatorTransactions",
-    "DrainingSlot", "HalfDecision", "HalfState", "HalfStats", "KeptLedger", "KeyDistribution", "LedgerState",
-    "LedgerStats", "LedgerStays", "LostOfSubscription", "LostRange", "NamespaceInfo", "NamespaceStats", "NamespaceSums",
-    "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "SchemaTest",
-    "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats", "SubscriptionType", "TenantInfo",
-    "TopicInternalStats", "TopicOffsets", "TopicPage", "TopicRow", "TopicSchema", "TopicState", "TopicStats",
-    "TopicTransactions", "TransactionHere", "TransactionStats", "Unloaded", "WhyKept", "WhyStuck",
+    "CompactionState", "CompactionStatus", "ConnectedRole", "ConsumerStats", "CoordinatorHalves",
+    "CoordinatorTransactions", "CursorBucket", "CursorGap", "CursorShape", "DrainingSlot", "HalfDecision", "HalfState",
+    "HalfStats", "KeptLedger", "KeyDistribution", "LedgerCopies", "LedgerState", "LedgerStats", "LedgerStays",
+    "LostOfSubscription", "LostRange", "MetadataNode", "NamespaceInfo", "NamespaceStats", "NamespaceSums",
+    "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions", "ProducerStats", "RefusedCaller",
+    "SchemaTest", "SecurityDescription", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
+    "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicPage", "TopicRow",
+    "TopicSchema", "TopicState", "TopicStats", "TopicTransactions", "TransactionHere", "TransactionStats",
+    "Unloaded", "WhyKept", "WhyStuck",
 )  # fmt: skip
 
 
@@ -476,6 +478,99 @@ class WhyKept:
     """What keeps the ledgers of one partition, the oldest first."""
 
     ledgers: tuple[KeptLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorBucket:
+    """Entries of a subscription that follow each other in the log, counted. `first_index` is about the index of the
+    first message: within a ledger messages are taken as spread evenly."""
+
+    first: Position
+    first_index: int
+    entries: int
+    acknowledged: int  # entries, as a whole
+    pending: int  # entries that are acknowledged in a transaction that is open
+    delayed: int  # entries whose time has not come
+
+
+@dataclass(frozen=True, slots=True)
+class CursorGap:
+    """Entries of one ledger in a row that are not acknowledged, before one that is."""
+
+    first: Position
+    entries: int
+    consumer: str  # that has the first one; empty: none has it
+    published_ms: int  # when the first one arrived; 0: its bookies did not say soon
+
+
+@dataclass(frozen=True, slots=True)
+class CursorShape:
+    """What a subscription of one partition has acknowledged after `mark_delete`, in at most 1,000 buckets of about as
+    many entries each, and its ten largest gaps. `end`: the last entry."""
+
+    mark_delete: Position
+    end: Position
+    buckets: tuple[CursorBucket, ...]
+    gaps: tuple[CursorGap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCopies:
+    """A ledger of a topic, and the bookies that should have its copies. `entries` and `bytes` of one that is not
+    closed: what is confirmed."""
+
+    ledger_id: int
+    state: LedgerState
+    quorum: str  # "E/Qw/Qa": bookies, copies, copies that are synced before a confirmation
+    entries: int
+    bytes: int
+    created_ms: int
+    closed_ms: int  # 0: it is not
+    bookies: tuple[str, ...]  # of all its fragments
+    missing: dict[str, str]  # bookie: why copies of it are missing there (lost, departing, …), or "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataNode:
+    """A node of the metadata, and a page of the names below it. Keys and tokens in `record` are blanked."""
+
+    path: str
+    kind: str  # class of its record; empty: the path is only a folder
+    version: int  # -1: the path is only a folder
+    record: str  # JSON
+    damage: str  # why the record cannot be read; empty: it can
+    children: tuple[str, ...]
+    next: str  # the next page is `after` it; empty: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedRole:
+    """A credential with which producers and consumers of a broker are connected."""
+
+    role: str  # empty: without security
+    kind: str  # client, member, local or anonymous
+    method: str  # token, basic or tls
+    credential_id: str  # of a token its `jti`, of a certificate its serial number
+    expires_ms: int  # 0: never
+    producers: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCaller:
+    """A caller to whom a broker denied something, and how often in the last period of its audit log."""
+
+    caller: str
+    refusals: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityDescription:
+    """Who is connected to the broker that was asked, and whom it denied something: those of most refusals first."""
+
+    broker: str
+    roles: tuple[ConnectedRole, ...]
+    refused: tuple[RefusedCaller, ...]
 
 
 @dataclass(frozen=True, slots=True)

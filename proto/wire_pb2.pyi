@@ -949,6 +949,165 @@ class AbortOpenDone(_message.Message):
     error: Error
     def __init__(self, found: _Optional[_Union[TransactionInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
+class DescribeCursorRequest(_message.Message):
+    __slots__ = ("topic", "name", "buckets")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    buckets: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., buckets: _Optional[int] = ...) -> None: ...
+
+class CursorBucket(_message.Message):
+    __slots__ = ("first", "first_index", "entries", "acknowledged", "pending", "delayed")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    first: Position
+    first_index: int
+    entries: int
+    acknowledged: int
+    pending: int
+    delayed: int
+    def __init__(self, first: _Optional[_Union[Position, _Mapping]] = ..., first_index: _Optional[int] = ..., entries: _Optional[int] = ..., acknowledged: _Optional[int] = ..., pending: _Optional[int] = ..., delayed: _Optional[int] = ...) -> None: ...
+
+class CursorGap(_message.Message):
+    __slots__ = ("first", "entries", "consumer", "published_ms")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    first: Position
+    entries: int
+    consumer: str
+    published_ms: int
+    def __init__(self, first: _Optional[_Union[Position, _Mapping]] = ..., entries: _Optional[int] = ..., consumer: _Optional[str] = ..., published_ms: _Optional[int] = ...) -> None: ...
+
+class DescribeCursorReply(_message.Message):
+    __slots__ = ("mark_delete", "end", "buckets", "gaps")
+    MARK_DELETE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    mark_delete: Position
+    end: Position
+    buckets: _containers.RepeatedCompositeFieldContainer[CursorBucket]
+    gaps: _containers.RepeatedCompositeFieldContainer[CursorGap]
+    def __init__(self, mark_delete: _Optional[_Union[Position, _Mapping]] = ..., end: _Optional[_Union[Position, _Mapping]] = ..., buckets: _Optional[_Iterable[_Union[CursorBucket, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[CursorGap, _Mapping]]] = ...) -> None: ...
+
+class DescribeLedgersRequest(_message.Message):
+    __slots__ = ("topic", "after", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    after: int
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., after: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class LedgerCopies(_message.Message):
+    __slots__ = ("ledger_id", "state", "quorum", "entries", "bytes", "created_ms", "closed_ms", "bookies", "missing")
+    class MissingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    BOOKIES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    state: str
+    quorum: str
+    entries: int
+    bytes: int
+    created_ms: int
+    closed_ms: int
+    bookies: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.ScalarMap[str, str]
+    def __init__(self, ledger_id: _Optional[int] = ..., state: _Optional[str] = ..., quorum: _Optional[str] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., bookies: _Optional[_Iterable[str]] = ..., missing: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DescribeLedgersReply(_message.Message):
+    __slots__ = ("ledgers",)
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    ledgers: _containers.RepeatedCompositeFieldContainer[LedgerCopies]
+    def __init__(self, ledgers: _Optional[_Iterable[_Union[LedgerCopies, _Mapping]]] = ...) -> None: ...
+
+class ConnectedRole(_message.Message):
+    __slots__ = ("role", "kind", "method", "credential_id", "expires_ms", "producers", "consumers")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    kind: str
+    method: str
+    credential_id: str
+    expires_ms: int
+    producers: int
+    consumers: int
+    def __init__(self, role: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., credential_id: _Optional[str] = ..., expires_ms: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
+
+class RefusedCaller(_message.Message):
+    __slots__ = ("caller", "refusals")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    refusals: int
+    def __init__(self, caller: _Optional[str] = ..., refusals: _Optional[int] = ...) -> None: ...
+
+class DescribeSecurityReply(_message.Message):
+    __slots__ = ("broker", "roles", "refused")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    roles: _containers.RepeatedCompositeFieldContainer[ConnectedRole]
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedCaller]
+    def __init__(self, broker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[ConnectedRole, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedCaller, _Mapping]]] = ...) -> None: ...
+
+class DescribeMetadataRequest(_message.Message):
+    __slots__ = ("node", "after", "limit")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    after: str
+    limit: int
+    def __init__(self, node: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class DescribeMetadataReply(_message.Message):
+    __slots__ = ("path", "kind", "version", "record", "damage", "children", "next")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    kind: str
+    version: int
+    record: str
+    damage: str
+    children: _containers.RepeatedScalarFieldContainer[str]
+    next: str
+    def __init__(self, path: _Optional[str] = ..., kind: _Optional[str] = ..., version: _Optional[int] = ..., record: _Optional[str] = ..., damage: _Optional[str] = ..., children: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ...) -> None: ...
+
 class DescribeBrokerRequest(_message.Message):
     __slots__ = ("tasks", "metrics")
     TASKS_FIELD_NUMBER: _ClassVar[int]

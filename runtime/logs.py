@@ -217,6 +217,11 @@ class AuditLog:
                 left_out = oldest.count - ACTS_MAX
                 self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
 
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Returns how often each caller was denied something, or its credentials refused, since its period began."""
+        return {caller: count for caller, (_, count) in self._denials.items()}
+
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         """Writes that an authenticated caller was denied something."""
         self._denied(str(principal), principal, act, on, why, peer)

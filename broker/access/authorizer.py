@@ -69,15 +69,18 @@ class Authorizer:
     async def check_permission(
         self, principal: Principal, permission: Permission, *, topic: TopicName | None = None,
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
+        audited: bool = True,
     ) -> None:  # fmt: skip
-        """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read."""
+        """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read. `audited`:
+        the audit log has the refusal."""
         if may_call_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
         why = await self._why_not(principal, permission, topic, namespace, tenant, subscription)
         if why:
             what = f"{what}, subscription {subscription!r}" if subscription else what
-            self.audit.record_denial(principal, permission.name.lower(), what, why, peer)
+            if audited:
+                self.audit.record_denial(principal, permission.name.lower(), what, why, peer)
             raise make_unauthorized(principal, permission, f" {what}", why)
 
     async def _why_not(

@@ -30,7 +30,7 @@ from ...proto.translation import reply_of
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
-from ..session import settings, statistics
+from ..session import inspection, settings, statistics
 from ..session.administration import Administration
 from ..session.backlogs import FilteredEntry, TopicBacklogs
 from ..session.summaries import PageQuery, Summaries, describe_bookie, explain_kept, explain_stuck
@@ -410,6 +410,25 @@ class AdminService:
         self, request: wire.DescribeBrokerRequest, context: CallContext
     ) -> values.BrokerDescription:
         return await settings.describe_broker(self._broker, tasks=request.tasks, metrics=request.metrics)
+
+    async def describe_cursor(self, request: wire.DescribeCursorRequest, context: CallContext) -> values.CursorShape:
+        topic = await self._topic(request.topic)
+        return await inspection.describe_cursor(topic, topic.find_subscription(request.name), request.buckets)
+
+    async def describe_ledgers(
+        self, request: wire.DescribeLedgersRequest, context: CallContext
+    ) -> list[values.LedgerCopies]:
+        topic = await self._topic(request.topic)
+        return await inspection.describe_ledgers(self._broker.metadata, topic, request.after, request.limit)
+
+    async def describe_metadata(
+        self, request: wire.DescribeMetadataRequest, context: CallContext
+    ) -> values.MetadataNode:
+        asked = request.node, request.after, request.limit
+        return await inspection.describe_metadata(self._broker.metadata, *asked)
+
+    async def describe_security(self, request: wire.Empty, context: CallContext) -> values.SecurityDescription:
+        return await inspection.describe_security(self._broker)
 
     async def change_setting(self, request: wire.ChangeSettingRequest, context: CallContext) -> None:
         await settings.change_setting(self._broker, request.name, request.value)

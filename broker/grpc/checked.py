@@ -95,7 +95,8 @@ Handler = Callable[[Any, CallContext], Awaitable[Any]]
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Rpcs that change every subscription of a topic if they do not name one: then they need the permission MANAGE."""
 LOOKS = re.compile(
-    r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
+    r"Broker\.|Transactions\.|"
+    r"Admin\.(Check|Describe(?!Broker)|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
 """Matches rpcs that are not audited: those that change nothing and return no message, and the many of clients."""
 
@@ -161,14 +162,18 @@ def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
     return rule.permission
 
 
-async def authorize_request(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
+async def authorize_request(
+    path: str, request: Any, context: CallContext, access: Authorizer, *, audited: bool = True
+) -> None:
     """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of that rpc would. Raises Unauthorized,
-    or InvalidName if a topic or namespace in the request has an invalid name."""
+    or InvalidName if a topic or namespace in the request has an invalid name. `audited`: the audit log has it."""
     if not may_call_everything(context.principal):
-        await _authorize(path, RULES[path], request, context, access)
+        await _authorize(path, RULES[path], request, context, access, audited=audited)
 
 
-async def _authorize(path: str, rule: PermissionRule, request: Any, context: CallContext, access: Authorizer) -> None:
+async def _authorize(
+    path: str, rule: PermissionRule, request: Any, context: CallContext, access: Authorizer, *, audited: bool = True
+) -> None:
     """Authorizes a request by `rule`. Raises Unauthorized, or InvalidName if a topic or namespace in the request has an
     invalid name."""
     permission, principal = _needed(path, rule, request), context.principal
@@ -184,7 +189,7 @@ async def _authorize(path: str, rule: PermissionRule, request: Any, context: Cal
         principal, permission, topic=TopicName.parse(topic) if topic or rule.on is PermissionPlace.TOPIC else None,
         namespace=NamespaceName.parse(namespace) if namespace or rule.on is PermissionPlace.NAMESPACE else None,
         tenant=getattr(request, rule.field) if rule.on is PermissionPlace.TENANT else "", subscription=subscription,
-        peer=context.peer,
+        peer=context.peer, audited=audited,
     )  # fmt: skip
 
 

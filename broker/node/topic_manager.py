@@ -67,6 +67,7 @@ from .readiness import ReadinessCheck
 from .survey import Surveyor
 
 if TYPE_CHECKING:
+    from ...ledger.bookies import Bookies
     from ..transaction.coordinator import RunningCoordinator
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -255,6 +256,11 @@ class TopicManager:
         if self._session is None:
             raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
         return self._session
+
+    @property
+    def bookies(self) -> Bookies:
+        """Returns the connections to bookies. Raises Unavailable outside of an ownership session."""
+        return self._open().ledgers.bookies
 
     @property
     def bytes_in_flight(self) -> int:

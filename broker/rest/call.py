@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ...proto import errors
-from ...proto.errors import NotFound, NotOwner
+from ...proto.errors import NotFound, NotOwner, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
@@ -201,6 +201,16 @@ class RestRequest:
         """Raises Unauthorized if the caller may not call the operation with these arguments."""
         path = f"{operation.service}.{operation.name}"
         await authorize_request(path, make_request(operation, arguments), self.context, self.broker.access)
+
+    async def may_call(self, operation: Operation[Any], **arguments: object) -> bool:
+        """Returns True if the caller may call the operation with these arguments. The audit log has nothing of it."""
+        request = make_request(operation, arguments)
+        try:
+            path = f"{operation.service}.{operation.name}"
+            await authorize_request(path, request, self.context, self.broker.access, audited=False)
+        except Unauthorized:
+            return False
+        return True
 
     async def list_partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic; an empty list if it is not partitioned, or is itself a partition. Raises

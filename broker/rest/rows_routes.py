@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ...proto.names import Position
 from ...proto.operations import (
     OPERATIONS,
     AnsweringBroker,
@@ -49,7 +50,7 @@ def _handler(row: Operation[Any], http: HttpRoute) -> Handler:
         answers = await call.call_partitions(row, **arguments)
         if len(answers) == 1 or answers[0] is None:
             return _shown(answers[0]) if http.answer else None
-        if isinstance(answers[0], list | tuple):
+        if all(map(_is_texts, answers)):
             return sorted({each for names in answers for each in names})
         parts = await call.list_partitions()
         return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
@@ -86,6 +87,8 @@ def _place(call: RestRequest, rule: PermissionRule, place: str) -> dict[str, str
 
 
 def _shown(value: Any) -> object:
+    if isinstance(value, Position):
+        return str(value)
     if isinstance(value, list | tuple):
         return sorted(value) if _is_texts(value) else [*map(_shown, value)]
     if not is_dataclass(value):

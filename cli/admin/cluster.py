@@ -42,6 +42,7 @@ brokers = LazyGroup(
             ".admin.cluster", "delete_dynamic_config", "Each broker has its own value of it again."
         ),
     },
+    with_rows=True,
     help="Brokers of the cluster.\n\nExample: magnetar brokers list",
 )
 cluster = LazyGroup(

@@ -84,4 +84,16 @@ def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) ->
         {**({place: part} if part else {}), **(asdict(each) if is_dataclass(each) else {"answer": each})}  # type: ignore[arg-type]
         for part, answer in found.items() for each in (answer if isinstance(answer, list) else [answer])
     ]  # fmt: skip
+    only = rows[0] if len(rows) == 1 and not session.out.structured else {}
+    nested = [name for name, value in only.items() if _is_rows(value)]
+    if nested:
+        session.out.print_record({name: value for name, value in only.items() if name not in nested})
+        for name in nested:
+            click.echo()
+            session.out.print_rows(only[name], [*only[name][0]])
+        return
     session.out.print_rows(rows, [*(rows[0] if rows else ())], empty=empty)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)

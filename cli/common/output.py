@@ -271,6 +271,10 @@ def format_cell(value: Value) -> str:
             return f"{value:,}" if abs(value) >= 10_000 else str(value)
         case float():
             return f"{value:,.1f}"
+        case dict():
+            return ", ".join(f"{name} {format_cell(each)}" for name, each in value.items()) or "-"
+        case tuple() if hasattr(value, "_fields"):  # such as a position
+            return str(value)
         case list() | tuple():
             return ", ".join(map(format_cell, value)) or "-"
         case _:

@@ -413,7 +413,7 @@ class _Metadata(LazyGroup):
                 ".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."
             ),
         }
-        super().__init__(name or "metadata", table, invoke_without_command=True, **settings)
+        super().__init__(name or "metadata", table, invoke_without_command=True, with_rows=True, **settings)
 
 
 @click.command(cls=_Metadata)

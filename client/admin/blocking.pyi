@@ -138,6 +138,19 @@ class Admin(ClosedAfterWith):
     def describe_broker(self, *, tasks: bool = False, metrics: bool = False) -> values.BrokerDescription:
         """Returns what the broker that is asked says of itself: clock, limit of open files, settings in force."""
 
+    def describe_cursor(self, topic: str, name: str, *, buckets: int = 0) -> values.CursorShape:
+        """Returns what a subscription of one partition has acknowledged, in buckets, and its ten largest gaps."""
+
+    def describe_ledgers(self, topic: str, *, after: int = 0, limit: int = 0) -> list[values.LedgerCopies]:
+        """Returns ledgers of one partition, the oldest first: their bookies, and where copies are missing or damaged.
+        """
+
+    def describe_metadata(self, *, node: str = "", after: str = "", limit: int = 0) -> values.MetadataNode:
+        """Returns a node of the metadata: its record without keys and tokens, and a page of what is below it."""
+
+    def describe_security(self) -> values.SecurityDescription:
+        """Returns who is connected to the broker that is asked, until when, and whom it denied something."""
+
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
         """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
         its outcome. For a topic that cannot store the outcome any more. Raises NotFound.

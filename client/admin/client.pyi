@@ -122,6 +122,19 @@ class AdminClient(ClosedAfterAsyncWith):
     async def remove_setting(self, *, name: str = "") -> None:
         """Removes what `change_setting` changed: each broker has its own value again. InvalidRequest."""
 
+    async def describe_cursor(self, topic: str, name: str, *, buckets: int = 0) -> values.CursorShape:
+        """Returns what a subscription of one partition has acknowledged, in buckets, and its ten largest gaps."""
+
+    async def describe_ledgers(self, topic: str, *, after: int = 0, limit: int = 0) -> list[values.LedgerCopies]:
+        """Returns ledgers of one partition, the oldest first: their bookies, and where copies are missing or damaged.
+        """
+
+    async def describe_metadata(self, *, node: str = "", after: str = "", limit: int = 0) -> values.MetadataNode:
+        """Returns a node of the metadata: its record without keys and tokens, and a page of what is below it."""
+
+    async def describe_security(self) -> values.SecurityDescription:
+        """Returns who is connected to the broker that is asked, until when, and whom it denied something."""
+
     async def brokers(self) -> list[values.BrokerInfo]:
         """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
         did not answer within 5 s.

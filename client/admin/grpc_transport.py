@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
+from ...proto.entry import decode_as_stored, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...proto.operations import AnsweringBroker, Operation, answer_of
@@ -48,21 +48,18 @@ class StoredMessage:
 
 
 def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes entries, as a broker sends them, into messages; acknowledged ones are left out. An encrypted entry
-    becomes one message with its ciphertext. A chunk becomes one message with its part of the payload, which stays
-    compressed, because the payload is compressed as a whole. Raises CorruptEntry."""
+    """Decodes entries, as a broker sends them, into messages (proto/entry.py `decode_as_stored`); acknowledged ones are
+    left out. Raises CorruptEntry."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
         client_part = split_broker_part(entry.entry)[2]
         header = parse_header(client_part)
-        as_it_is = len(header.metadata.encryption_param) > 0 or header.metadata.num_chunks_from_msg > 1
-        whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
-        for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
+        for at, (about, payload) in enumerate(decode_as_stored(header, client_part)):
             if at in entry.acked_batch_indexes:
                 continue
             place = UncheckedMessageId(
-                partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1
+                partition, entry.ledger_id, entry.entry_id, at if about is not header.metadata else -1
             )
             properties = properties_of(about)
             found.append(

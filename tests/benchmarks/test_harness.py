@@ -27,8 +27,8 @@ NAMES = [
     "fan-out", "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup",
     "connect", "cost", "calls", "control", "memory", "tracing",
     "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-java-transaction", "pulsar-python",
-    "rest", "scrape", "status", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none", "txn-aborts",
-    "process",
+    "rest", "scrape", "status", "page", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none",
+    "txn-aborts", "process",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

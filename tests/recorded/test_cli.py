@@ -141,6 +141,12 @@ topics last-message-id orders
 topics last-message-id wide
 topics analyze-backlog orders -s s2
 topics analyze-backlog orders -s s2 -o json
+topics ledgers orders
+topics ledgers wide -o json
+subscriptions cursor orders -s billing --buckets 2
+subscriptions cursor orders -s none
+metadata show --node /tenants
+metadata show --node tenants
 topics unsubscribe orders -s s1 -y
 topics unsubscribe orders -s s1 -y
 topics unsubscribe orders -s billing -y
@@ -175,6 +181,7 @@ spark queries
 spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
 brokers list
 brokers list -o json
+brokers security
 brokers drain none
 brokers undrain none
 brokers list-dynamic-config

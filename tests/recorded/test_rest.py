@@ -218,6 +218,14 @@ GET /admin/v2/broker-stats/topics
 GET {T}/subscription/billing/why
 GET {T}/subscription/none/why
 GET {T}/why-kept
+GET {T}/ledgers
+GET {T}/ledgers?limit=201
+GET {T}/subscription/billing/cursor?buckets=2
+GET {T}/subscription/billing/cursor?buckets=1001
+GET /admin/v3/metadata?node=/tenants
+GET /admin/v3/metadata?node=/tenants/public
+GET /admin/v3/metadata?node=tenants
+GET /admin/v3/security
 GET {T}/internalStats
 GET /admin/v2/persistent/public/default/wide/partitioned-internalStats
 GET {T}/partitioned-internalStats

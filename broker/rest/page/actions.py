@@ -10,13 +10,12 @@ Guarding test: test_a_backlog_is_changed_only_after_a_preview (tests/broker/rest
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ....proto import operations as op
 from ....proto.names import parse_number
 from ..call import BadRequest, RestRequest
-from .formats import moment, number
+from .formats import moment, number, parse_moment
 
 ACTS = ("skip", "expire", "reset")
 SECONDS_MAX = 100 * 365 * 86_400
@@ -41,10 +40,7 @@ def parse_action(form: Mapping[str, str]) -> Action:
             raise BadRequest("the age is a number of seconds, 1 or more")
         return Action(act, age_s)
     if act == "reset":
-        try:
-            return Action(act, max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)))
-        except ValueError:
-            raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
+        return Action(act, parse_moment(text))
     raise BadRequest(f"an action is one of {', '.join(ACTS)}")
 
 

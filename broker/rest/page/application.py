@@ -104,10 +104,12 @@ class PageApplication:
         view, names = find_view(path)
         context = await self._caller(request, f"{view.template.removesuffix('.html')}")
         call = self._make_call(request, context, _topic_names(names), b"")
-        if request.query_params.get("live") and request.method == "GET":
+        if request.query_params.get("live") and view.live and request.method == "GET":
             return self._live(request, view, call)
         async with asyncio.timeout(VIEW_S):
             value = await view.run(call)
+        if isinstance(value, Response):
+            return value
         if request.query_params.get("format") == "json":
             return Response(msgspec.json.encode(value), media_type="application/json")
         return self._render(request, view.template, **_values(request, view, value, context))
@@ -210,7 +212,7 @@ class PageApplication:
         cookie = _cookie(request) or make_cookie()
         shared = {
             "form": self._tokens.token_of(cookie), "product": PRODUCT, "views": VIEWS, "root": ROOT, "live": False,
-            "next": request.query_params.get("next", ""), "path": "", "preview": "", "now_ms": self._clock.wall_ms(),
+            "next": request.query_params.get("next", ""), "path": None, "preview": "", "now_ms": self._clock.wall_ms(),
         }  # fmt: skip
         response = HTMLResponse(_TEMPLATES.get_template(template).render(**{**shared, **values}))
         if not _cookie(request):
@@ -237,7 +239,13 @@ class PageApplication:
 
 def _values(request: Request, view: View, value: object, context: CallContext) -> dict[str, Any]:
     path = request.scope["path"].removeprefix(ROOT).strip("/")
-    return {"view": value, "title": view.title, "path": path.split("/")[0], "live": True, "who": context.principal.name}
+    return {
+        "view": value,
+        "title": view.title,
+        "path": path.split("/")[0],
+        "live": view.live,
+        "who": context.principal.name,
+    }
 
 
 def _wants_html(request: Request) -> bool:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
+
+from ....proto.statistics import CursorBucket
+from ..call import BadRequest
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -61,6 +67,68 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
+def parse_moment(text: str) -> int:
+    """Returns a time of a form, in UTC, as milliseconds since the epoch. Raises BadRequest."""
+    try:
+        return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
+
+
+def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
+    """Returns where each part of a strip begins, and its width, of 1,000 in all."""
+    whole, found, at = sum(sizes) or 1, list[tuple[float, float]](), 0.0
+    for each in sizes:
+        found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
+        at += each
+    return found
+
+
+def json_text(text: str) -> str:
+    """Returns a JSON document in lines of its own. Raises ValueError if it is none."""
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
+
+
+def payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
+    """Returns how the first `most` bytes of a payload are shown (json, text or hex), and their text: as `way` says; if
+    that is empty, or json and it is none, by the first of the three that fits."""
+    part, is_whole = payload[:most], len(payload) <= most
+    try:
+        text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
+    except UnicodeDecodeError:
+        return "hex", _hex_text(part)
+    if way == "hex" or (way != "text" and "\0" in text):
+        return "hex", _hex_text(part)
+    try:
+        return ("text", text) if way == "text" or not is_whole else ("json", json_text(text)[: 2 * most])
+    except ValueError:
+        return "text", text
+
+
+def _hex_text(payload: bytes) -> str:
+    lines = list[str]()
+    for at in range(0, len(payload), 16):
+        part = payload[at : at + 16]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<47}  {plain}")
+    return "\n".join(lines)
+
+
+def shade(bucket: CursorBucket) -> float:
+    """Returns the share of a bucket that is acknowledged."""
+    return round((bucket.acknowledged + bucket.pending) / max(1, bucket.entries), 3)
+
+
+def steps(path: str) -> list[tuple[str, str]]:
+    """Returns each name of a path of the metadata, with the path up to it."""
+    names = path.strip("/").split("/") if path.strip("/") else []
+    return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (size, number, rate, percent, age, moment, topic_path, segment)
+    each.__name__: each
+    for each in (size, number, rate, percent, age, moment, topic_path, segment, shade, steps, stretches, json_text)
 }

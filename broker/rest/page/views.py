@@ -7,11 +7,11 @@ shows the value itself.
 |---|---|---|
 | `/` | `overview` | overview.html |
 | `/topics` | `topics` | topics.html |
-| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` | topic.html |
-| the same, and `/subscription/{subscription}` | `subscription` | subscription.html |
-| `/brokers`, `/bookies`, `/settings` | of the same name | of the same name |
+| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
+| the same, and `/ledgers`, `/messages`, `/subscription/{name}` | of the same name, there | of the same name |
+| `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
 
-Guarding tests: tests/broker/rest/test_page.py.
+Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_views.py.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....proto import operations as op
-from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms
+from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
+from ....proto.errors import Unavailable
 from ....proto.statistics import (
     BookieInfo,
     BrokerSetting,
     BrokerSummary,
     ClusterSummary,
-    KeptLedger,
-    SubscriptionStats,
+    MetadataNode,
+    SecurityDescription,
     TopicPage,
     TopicRow,
-    TopicStats,
-    WhyStuck,
 )
 from ....runtime.config import REQUIRED, defaults_of, settings
+from ...session.inspection import ask_bookies
 from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
+from . import topic_views
 
 ROWS = 10
 """Rows of a table of the overview."""
-WHY_MAX = 50
-"""Subscriptions of a topic that are explained: each is a request to its owner."""
+MARKS = 200
+"""Ledgers that miss copies: on the page, and of each the record is read."""
+CHILDREN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +80,6 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """A subscription, and why it does not get on. None: it was not asked for."""
-
-    stats: SubscriptionStats
-    why: WhyStuck | None
-
-
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """A topic without partitions or a partition: `stats` and what follows. A partitioned topic: `partitions`."""
-
-    name: str
-    partitions: tuple[str, ...] = ()
-    stats: TopicStats | None = None
-    subscriptions: tuple[Explained, ...] = ()
-    ledgers: tuple[KeptLedger, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionView:
-    """One subscription of a topic."""
-
-    topic: str
-    explained: Explained
-
-
-@dataclass(frozen=True, slots=True)
 class Brokers:
     """All brokers; `silent` did not answer."""
 
@@ -117,6 +92,25 @@ class Bookies:
     """All registered bookies."""
 
     bookies: tuple[BookieInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Auto-recovery, as a bookie says it (bookie/admin_repair.py): `status`, and the first ledgers that miss copies."""
+
+    status: dict[str, Any]
+    alarms: tuple[Alarm, ...]
+    ledgers: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The caller, and who else is connected to the broker that serves the page."""
+
+    caller: str
+    method: str
+    expires_ms: int
+    found: SecurityDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +132,7 @@ class Settings:
 
 async def overview(call: RestRequest) -> Overview:
     summary = await call.call_local(op.BROKER_SUMMARIES)
+    repair = () if summary.metadata_away_ms else find_repair_alarms(await _repair_status(call))
     totals = [each.total for each in summary.brokers]
     by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
     by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
@@ -149,15 +144,23 @@ async def overview(call: RestRequest) -> Overview:
         throughput_out=sum(each.throughput_out for each in totals),
         storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
         connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
-        bookies=summary.bookies, alarms=tuple(_alarms(summary, call.broker.world.clock.wall_ms())),
+        bookies=summary.bookies, alarms=(*_alarms(summary, call.broker.world.clock.wall_ms()), *repair),
         worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
         busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
     )  # fmt: skip
 
 
+async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
+    try:
+        return await _ask_bookies(call, "repair-status")
+    except Unavailable:
+        return None  # which is an alarm
+
+
 def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
-    oldest = [{"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age
-              if row.oldest_ms]
+    oldest = [
+        {"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age if row.oldest_ms
+    ]
     oldest.sort(key=itemgetter("oldest_ms"))
     return find_metadata_alarms(found.metadata_away_ms, now_ms) + find_alarms(
         [{"broker": each.name, "busy": each.loop_busy, "degraded": each.degraded} for each in found.brokers],
@@ -181,40 +184,6 @@ async def topics(call: RestRequest) -> Topics:
     return Topics(q, sort, page)
 
 
-async def topic(call: RestRequest) -> TopicView:
-    name = call.topic
-    await call.authorize(op.TOPIC_STATS, name=name.full)
-    partitions = await call.list_partitions()
-    if partitions:
-        return TopicView(name.full, partitions=tuple(each.full for each in partitions))
-    stats = await call.call_owner(op.TOPIC_STATS, name)
-    kept = await call.call_owner(op.WHY_KEPT, name)
-
-    async def explain(each: SubscriptionStats) -> Explained:
-        await call.authorize(op.WHY_STUCK, topic=name.full, name=each.name)
-        why = await call.call_owner(op.WHY_STUCK, name, name=each.name)
-        return Explained(each, why)
-
-    first, others = stats.subscriptions[:WHY_MAX], stats.subscriptions[WHY_MAX:]
-    explained = [await explain(each) for each in first]
-    return TopicView(
-        name.full, stats=stats, subscriptions=(*explained, *(Explained(each, None) for each in others)),
-        ledgers=kept.ledgers,
-    )  # fmt: skip
-
-
-async def subscription(call: RestRequest) -> SubscriptionView:
-    name = call.names["subscription"]
-    await call.authorize(op.WHY_STUCK, topic=call.topic.full, name=name)
-    why = await call.call_owner(op.WHY_STUCK, call.topic, name=name)
-    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
-    stats = await call.call_owner(op.TOPIC_STATS, call.topic)
-    found = next((each for each in stats.subscriptions if each.name == name), None)
-    if found is None:
-        raise BadRequest("the topic has no such subscription", 404)
-    return SubscriptionView(call.topic.full, Explained(found, why))
-
-
 async def brokers(call: RestRequest) -> Brokers:
     found = await call.call_local(op.BROKER_SUMMARIES)
     return Brokers(found.brokers, found.silent)
@@ -236,12 +205,35 @@ async def broker_settings(call: RestRequest) -> Settings:
     return Settings(described.name, tuple(rows))
 
 
+async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[str, Any]:
+    """Asks the bookies as this broker, for a caller who may operate the cluster."""
+    names = [each.id for each in await call.call_local(op.LIST_BOOKIES)]
+    return await ask_bookies(call.broker.bookies, names, verb, **options)
+
+
+async def repair(call: RestRequest) -> Repair:
+    status = await _ask_bookies(call, "repair-status")
+    found = await _ask_bookies(call, "under-replicated", limit=MARKS)
+    return Repair(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
+
+
+async def metadata(call: RestRequest) -> MetadataNode:
+    path, after = call.query.get("path", ""), call.query.get("after", "")
+    return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
+
+
+async def security(call: RestRequest) -> Security:
+    found, who = await call.call_local(op.DESCRIBE_SECURITY), call.context.principal
+    return Security(str(who), who.method, who.expires_ms, found)
+
+
 class View(NamedTuple):
-    """A view: its function, its template, and its title."""
+    """A view: its function, its template, its title, and whether it is renewed while it is open."""
 
     run: Callable[[RestRequest], Awaitable[object]]
     template: str
     title: str
+    live: bool = True
 
 
 VIEWS = {
@@ -249,11 +241,19 @@ VIEWS = {
     "topics": View(topics, "topics.html", "Topics"),
     "brokers": View(brokers, "brokers.html", "Brokers"),
     "bookies": View(bookies, "bookies.html", "Bookies"),
+    "repair": View(repair, "repair.html", "Repair"),
+    "metadata": View(metadata, "metadata.html", "Metadata", live=False),
+    "security": View(security, "security.html", "Security"),
     "settings": View(broker_settings, "settings.html", "Settings"),
 }
 """The views by their path below /ui."""
-TOPIC = View(topic, "topic.html", "Topic")
-SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
+OF_TOPIC = {
+    "": View(topic_views.topic, "topic.html", "Topic"),
+    "ledgers": View(topic_views.ledgers, "ledgers.html", "Ledgers"),
+    "messages": View(topic_views.messages, "messages.html", "Messages", live=False),
+}
+"""The views of a topic, by what follows its path."""
+SUBSCRIPTION = View(topic_views.subscription, "subscription.html", "Subscription")
 
 
 def find_view(path: str) -> tuple[View, list[str]]:
@@ -262,8 +262,8 @@ def find_view(path: str) -> tuple[View, list[str]]:
     if view := VIEWS.get(path.strip("/")):
         return view, []
     parts = path.strip("/").split("/")
-    if parts[0] == "topics" and len(parts) == 5:
-        return TOPIC, parts[1:]
+    if parts[0] == "topics" and len(parts) in (5, 6) and (view := OF_TOPIC.get("".join(parts[5:]))):
+        return view, parts[1:5]
     if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
         return SUBSCRIPTION, [*parts[1:5], parts[6]]
     raise BadRequest("the page has no such view", 404)

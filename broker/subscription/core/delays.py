@@ -39,6 +39,7 @@ Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/subscription/cor
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from pyroaring import BitMap
@@ -109,6 +110,11 @@ class DelayIndex:
         if self._used is None:
             self._used = _Memory()
         return self._used
+
+    @property
+    def held_entries(self) -> Mapping[int, BitMap]:
+        """Returns the held entries, by ledger."""
+        return self._used.held if self._used is not None else {}
 
     # ------------------------------------------------------------------ intents
     def add_entry(self, position: Position, at_ms: int) -> None:

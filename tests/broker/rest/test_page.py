@@ -23,7 +23,12 @@ HOSTILE = (
     "a b&c=d#e?f", "x" * 200,
 )  # fmt: skip
 TOPIC = "/ui/topics/persistent/public/default/t"
-VIEWS = ("/ui", "/ui/", "/ui/topics", "/ui/brokers", "/ui/bookies", "/ui/settings", TOPIC)
+STILL = ("/ui/metadata", f"{TOPIC}/messages")
+"""Views that are as of their loading."""
+VIEWS = (
+    "/ui", "/ui/", "/ui/topics", "/ui/brokers", "/ui/bookies", "/ui/repair", "/ui/security", "/ui/settings",
+    f"{TOPIC}/ledgers", *STILL, TOPIC,
+)  # fmt: skip
 
 
 class Elements(HTMLParser):
@@ -42,14 +47,14 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
-def _token(answer: Answer) -> tuple[str, str]:
+def token_of(answer: Answer) -> tuple[str, str]:
     """The cookie and the form token of an answer with a form."""
     values = [fields["value"] for tag, fields in Elements(answer).tags if tag == "input" and fields["name"] == "form"]
     assert values[0] is not None
     return answer.headers["set-cookie"].partition(";")[0], values[0]
 
 
-async def _post(http: Http, path: str, fields: dict[str, str], **headers: str) -> Answer:
+async def post(http: Http, path: str, fields: dict[str, str], **headers: str) -> Answer:
     return await http.ask("POST", path, raw=urlencode(fields).encode(), **{"Content-Type": FORM, **headers})
 
 
@@ -111,22 +116,30 @@ async def test_hostile_names_are_text(tmp_path: Path, name: str) -> None:
         await http.done("PUT", f"{V2}/persistent/public/default/{topic}")
         await http.done("PUT", f"{V2}/persistent/public/default/{topic}/subscription/{topic}", "latest")
         own = Elements(await http.ask("GET", f"/ui/topics/persistent/public/default/{topic}"))
-        pages = [own, Elements(await http.ask("GET", f"/ui/topics?q={topic}"))]
         assert name in own.texts, "the name of the subscription"
-        for page in pages:
-            assert f"persistent://public/default/{name}" in page.texts
-            assert {tag for tag, _ in page.tags} <= KNOWN
-            assert [tag for tag, _ in page.tags].count("script") == 1
-            for _, fields in page.tags:
-                assert not [each for each in fields if each.startswith("on") or each == "style"]
-                target = fields.get("href") or fields.get("src") or fields.get("action") or ""
-                assert target.startswith(("/ui", "?", "#", "data:,")) or not target
+        for path in (f"persistent/public/default/{topic}", f"persistent/public/default/{topic}/ledgers", f"?q={topic}"):
+            answer = await http.ask("GET", f"/ui/topics/{path}".replace("/?", "?"))
+            assert answer.status == 200
+            assert f"persistent://public/default/{name}" in Elements(answer).texts
+            assert_is_harmless(answer)
+
+
+def assert_is_harmless(answer: Answer) -> None:
+    """Only elements of ours, no script of its own in any attribute, and no address elsewhere."""
+    page = Elements(answer)
+    assert {tag for tag, _ in page.tags} <= KNOWN
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    for _, fields in page.tags:
+        assert not [each for each in fields if each.startswith("on") or each == "style"]
+        target = fields.get("href") or fields.get("src") or fields.get("action") or ""
+        assert target.startswith(("/ui", "?", "#", "data:,")) or not target
 
 
 KNOWN = {
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "strong", "nav", "ul", "li", "div",
     "button", "form", "input", "label", "main", "h1", "h2", "h3", "section", "article", "dl", "dt", "dd", "p", "bdi",
-    "table", "caption", "thead", "tbody", "tr", "th", "td", "footer", "span", "code",
+    "table", "caption", "thead", "tbody", "tr", "th", "td", "footer", "span", "code", "svg", "rect", "details",
+    "summary", "pre", "select", "option", "meter", "abbr",
 }  # fmt: skip
 
 
@@ -151,22 +164,22 @@ async def test_a_name_of_a_stranger_opens_nothing(tmp_path: Path) -> None:
 
 async def test_a_form_of_another_site_or_browser_is_refused(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (http, _):
-        cookie, token = _token(await http.ask("GET", "/ui/login"))
+        cookie, token = token_of(await http.ask("GET", "/ui/login"))
         good = {"form": token, "token": "root"}
         for headers in (
             {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
             {"Sec-Fetch-Site": "same-site"},
         ):  # fmt: skip
-            assert (await _post(http, "/ui/login", good, Cookie=cookie, **headers)).status == 403, headers
-        assert (await _post(http, "/ui/login", good)).status == 403, "no cookie"
-        assert (await _post(http, "/ui/login", {**good, "form": "0" * 64}, Cookie=cookie)).status == 403
-        assert (await _post(http, "/ui/login", {**good, "form": "ä"}, Cookie=cookie)).status == 403
-        assert (await _post(http, "/ui/login", good, Cookie=f"{cookie}x")).status == 403
+            assert (await post(http, "/ui/login", good, Cookie=cookie, **headers)).status == 403, headers
+        assert (await post(http, "/ui/login", good)).status == 403, "no cookie"
+        assert (await post(http, "/ui/login", {**good, "form": "0" * 64}, Cookie=cookie)).status == 403
+        assert (await post(http, "/ui/login", {**good, "form": "ä"}, Cookie=cookie)).status == 403
+        assert (await post(http, "/ui/login", good, Cookie=f"{cookie}x")).status == 403
         as_json = await http.ask("POST", "/ui/login", good, Cookie=cookie)
         assert as_json.status == 415
-        long = await _post(http, "/ui/login", {**good, "token": "x" * 70_000}, Cookie=cookie)
+        long = await post(http, "/ui/login", {**good, "token": "x" * 70_000}, Cookie=cookie)
         assert long.status == 413
-        done = await _post(http, "/ui/login", good, Cookie=cookie, **{"Sec-Fetch-Site": "same-origin"})
+        done = await post(http, "/ui/login", good, Cookie=cookie, **{"Sec-Fetch-Site": "same-origin"})
         assert (done.status, done.headers["location"]) == (303, "/ui/")
 
 
@@ -179,11 +192,11 @@ async def test_a_caller_logs_in_sees_what_it_may_and_logs_out(tmp_path: Path) ->
         assert (await http.ask("GET", "/ui/topics", **SUPER)).status == 200, "as over REST"
         assert (await http.ask("GET", "/ui/topics", **ALICE)).status == 403
 
-        cookie, token = _token(await http.ask("GET", "/ui/login"))
-        wrong = await _post(http, "/ui/login", {"form": token, "token": "wrong"}, Cookie=cookie)
+        cookie, token = token_of(await http.ask("GET", "/ui/login"))
+        wrong = await post(http, "/ui/login", {"form": token, "token": "wrong"}, Cookie=cookie)
         assert wrong.status == 401
         assert b"bring a token" in wrong.body
-        done = await _post(
+        done = await post(
             http, "/ui/login", {"form": token, "token": "root", "next": "//evil.example/ui/"}, Cookie=cookie
         )
         assert (done.status, done.headers["location"]) == (303, "/ui/")
@@ -194,7 +207,7 @@ async def test_a_caller_logs_in_sees_what_it_may_and_logs_out(tmp_path: Path) ->
         assert page.status == 200
         token = re.findall(r'name="form" value="(\w+)"', page.body.decode())[0]
         assert (await http.ask("GET", "/ui/", Cookie=cookie)).status == 303
-        assert (await _post(http, "/ui/logout", {"form": token}, Cookie=own)).status == 303
+        assert (await post(http, "/ui/logout", {"form": token}, Cookie=own)).status == 303
         assert (await http.ask("GET", "/ui/", Cookie=own)).status == 303
 
 
@@ -207,32 +220,32 @@ async def test_a_backlog_is_changed_only_after_a_preview(tmp_path: Path) -> None
             await producer.send(b"x")
         view = f"{TOPIC}/subscription/a%3Fb"
         assert f'href="{view}"'.encode() in (await http.ask("GET", TOPIC)).body
-        cookie, token = _token(await http.ask("GET", view))
+        cookie, token = token_of(await http.ask("GET", view))
 
         async def backlog() -> int:
             found = await http.get(f"{view}?format=json")
             return int(found["explained"]["stats"]["backlog"])
 
         form = {"form": token, "act": "skip"}
-        preview = await _post(http, view, form, Cookie=cookie)
+        preview = await post(http, view, form, Cookie=cookie)
         assert preview.status == 200
         assert b"all 3 messages" in preview.body
         assert await backlog() == 3
-        assert (await _post(http, view, {**form, "confirm": "1"})).status == 403
+        assert (await post(http, view, {**form, "confirm": "1"})).status == 403
         assert await backlog() == 3
-        done = await _post(http, view, {**form, "confirm": "1"}, Cookie=cookie)
+        done = await post(http, view, {**form, "confirm": "1"}, Cookie=cookie)
         assert (done.status, done.headers["location"]) == (303, view)
         assert await backlog() == 0
         again = {"form": token, "act": "reset", "reset": "2020-01-01T00:00"}
-        assert b"2020-01-01 00:00:00 UTC" in (await _post(http, view, again, Cookie=cookie)).body
-        assert (await _post(http, view, {**again, "confirm": "1"}, Cookie=cookie)).status == 303
+        assert b"2020-01-01 00:00:00 UTC" in (await post(http, view, again, Cookie=cookie)).body
+        assert (await post(http, view, {**again, "confirm": "1"}, Cookie=cookie)).status == 303
         assert await backlog() == 3
         old = {"form": token, "act": "expire", "expire": "3600"}
-        assert b"older than 3600 s" in (await _post(http, view, old, Cookie=cookie)).body
-        assert (await _post(http, view, {**old, "confirm": "1"}, Cookie=cookie)).status == 303
+        assert b"older than 3600 s" in (await post(http, view, old, Cookie=cookie)).body
+        assert (await post(http, view, {**old, "confirm": "1"}, Cookie=cookie)).status == 303
         assert await backlog() == 3
         for wrong in ({"act": "delete"}, {"act": "expire", "expire": "-1"}, {"act": "reset", "reset": "<b>"}, {}):
-            assert (await _post(http, view, {"form": token, **wrong}, Cookie=cookie)).status == 400, wrong
+            assert (await post(http, view, {"form": token, **wrong}, Cookie=cookie)).status == 400, wrong
         assert (await http.ask("GET", f"{TOPIC}/subscription/none")).status == 404
 
 

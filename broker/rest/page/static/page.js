@@ -22,8 +22,10 @@ function replace(id, html) {
   if (!part || part.contains(document.getSelection().anchorNode) && !document.getSelection().isCollapsed) return;
   const was = place(document.activeElement);
   const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  const opened = [...part.querySelectorAll("details")].map((each) => each.open);
   part.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
   part.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] || 0; });
+  part.querySelectorAll("details").forEach((each, index) => { each.open = opened[index] || false; });
   if (!was) return;
   const all = [...part.querySelectorAll("a, button, input, [tabindex]")];
   const same = was.href !== null && all.find((each) => each.getAttribute("href") === was.href);
