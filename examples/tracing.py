@@ -40,8 +40,10 @@ def main(service_url: str) -> None:
     billed = spans[f"send persistent://public/default/{bills}"]
     print("the message carries", message.properties()["traceparent"])
     print("spans:", *sorted(spans))
+    assert sent.parent is not None
     assert sent.parent.span_id == spans["checkout"].context.span_id
     assert worked.links[0].context.span_id == sent.context.span_id, "a link, as the work is no part of the checkout"
+    assert billed.parent is not None
     assert billed.parent.span_id == worked.context.span_id
 
 

@@ -343,7 +343,8 @@ class Tree:
         sync_file(partial)
         os.rename(partial, path)
         sync_file(os.path.dirname(path) or ".")
-        with open(self.path + BACKED_UP, "wb"):
+        with contextlib.suppress(OSError):  # the copy is made, and only seems older
+            create_private_file(self.path + BACKED_UP)
             os.utime(self.path + BACKED_UP)
         return self.revision, os.path.getsize(path)
 
