@@ -207,7 +207,7 @@ class MetricsQuery(NamedTuple):
         if unknown:
             raise InvalidRequest(f"a page of metrics takes level and namespace, not {unknown[0][:100]!r}")
         level, namespace = found.get("level", ""), found.get("namespace", "")
-        if level not in ("", *LEVELS):
+        if level and level not in LEVELS:
             raise InvalidRequest(f"level must be {', '.join(LEVELS)}, not {level[:100]!r}")
         return cls(level, str(NamespaceName.parse(namespace)) if namespace else "")
 
