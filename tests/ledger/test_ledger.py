@@ -432,7 +432,7 @@ async def test_a_recovery_waits_for_bookies_that_say_they_are_busy_and_does_not_
     """They live, and have a queue: only one that is silent is given up after the time-out."""
     writer = await cluster.client().create()
     await writer.append(b"a")
-    client = cluster.client(replace(QUICK, fence_timeout_s=0.05))
+    client = cluster.client(replace(QUICK, fence_timeout_s=0.25))
     for bookie in cluster.bookies:
         bookie.requests.clear()
         bookie.status[op] = Status.BUSY
@@ -452,7 +452,7 @@ async def test_a_recovery_gives_up_when_bookies_are_busy_for_ever(cluster: Clust
     for bookie in cluster.bookies:
         bookie.status[Op.READ] = Status.BUSY
     with pytest.raises(Unavailable, match="neither found nor proven absent"):
-        await cluster.client(replace(QUICK, fence_timeout_s=0.05, close_timeout_s=0.3)).recover(writer.ledger_id)
+        await cluster.client(replace(QUICK, fence_timeout_s=0.25, close_timeout_s=1.0)).recover(writer.ledger_id)
 
 
 async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_below_the_ack_quorum(
