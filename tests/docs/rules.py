@@ -18,7 +18,8 @@
 | `python -m tests.spark.kills`  | reads its options                                                               |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`                           |
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
-| `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
+| `… pulsar-java-…`, `… --peer`, | its name and options are those of `--help`; Maven brings what it runs, or it    |
+| `… rolling`, `… status`        | starts a cluster of processes                                                   |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0; `python -m tests.stubs` too                       |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
@@ -285,8 +286,9 @@ def _benchmark(place: Place, command: Command) -> None:
     rehearse(place, [command])
 
 
-def _benchmark_of_java(place: Place, command: Command) -> None:
-    """Maven brings what it runs, which takes minutes: its name and options are looked at."""
+def _long_benchmark(place: Place, command: Command) -> None:
+    """Maven brings what it runs, or it starts a cluster of processes, which takes minutes: its name and options are
+    looked at. Moves are in tests/broker/cluster and tests/chaos, `magnetar status` of processes in tests/cli."""
     told = place.run(sys.executable, "-m", "benchmarks", "--help")
     for word in command.words[3:]:
         assert word.isdigit() or re.search(rf"(^|\s){re.escape(word)}\b", told), word
@@ -337,7 +339,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m tests\.spark\.kills( |$)", _kills),
-    (r"python -m benchmarks (pulsar-java-|.*--peer)", _benchmark_of_java),
+    (r"python -m benchmarks (pulsar-java-|rolling|status|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m benchmarks\.peers( |$)", _peers),
     (r"python -m tests\.(docs\.tables|stubs)$", _written),
