@@ -397,7 +397,9 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """Applies the outcome of a transaction. Returns the effect. Idempotent."""
+        """Applies the outcome of a transaction. Returns the effect. Idempotent: of a transaction that is known again
+        without an entry (for an acknowledgement, a join or a new owner), the entries up to `last` were decided before,
+        and are not missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -417,7 +419,8 @@ class Transactions:
             missing = max(0, settlement.entries - (found.entry_count - late_count))
         elif settlement.committed:  # all of it counts
             numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
-            missing = max(0, settlement.entries - found.entry_count)
+            if found.entry_count or not self._is_in_log(settlement.last):
+                missing = max(0, settlement.entries - found.entry_count)
         else:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes
@@ -436,6 +439,11 @@ class Transactions:
             del self.known[settlement.txn]
         self.version += shown
         return TxnEnd(numbers, shown, sent, back, missing)
+
+    def _is_in_log(self, position: Position) -> bool:
+        """Returns True if the log has, or had, an entry at this position."""
+        span = self._shape.find_span(position[0])
+        return position[1] <= span.last_entry if span is not None else position <= self._shape.last_confirmed
 
     def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
         self._abort({position[0]: BitMap((position[1],))}, size)

@@ -337,11 +337,12 @@ class TxnJoins:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
         core = await self._of.store_first_use()
-        if core.is_full(txn):
-            raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
-        if core.begin_resolving(txn) is TxnPhase.ENDED:
+        is_full = core.is_full(txn)
+        if is_full or core.begin_resolving(txn) is TxnPhase.ENDED:
             if not self._is_writer(txn, owner):
                 await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
+            if is_full:
+                raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn, owner)

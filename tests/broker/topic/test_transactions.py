@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker.log.appender import Appender
 from magnetar.broker.server import Broker
+from magnetar.broker.topic import transactions_core
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions_core import TxnPhase
@@ -17,6 +18,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
+    BackPressure,
     DataLost,
     InvalidRequest,
     NotAllowed,
@@ -226,6 +228,21 @@ async def test_another_role_does_not_learn_that_a_transaction_has_ended_here(
             await topic.transactions.joins.join(txn, "thief")
         with pytest.raises(TransactionEnded):
             await topic.transactions.joins.join(txn, "billing")
+
+
+async def test_at_its_bound_a_topic_tells_another_role_of_a_known_and_an_unknown_transaction_alike(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions_core, "OPEN_MAX", 1)
+    async with cluster(tmp_path) as running:
+        topic, known, unknown = await loaded(running.brokers[0]), coordinator.begin(), coordinator.begin()
+        coordinator.owners |= {known: "billing", unknown: "billing"}
+        await topic.transactions.joins.join(known, "billing")
+        for txn in (known, unknown):
+            with pytest.raises(InvalidRequest, match="never given"):
+                await topic.transactions.joins.join(txn, "thief")
+        with pytest.raises(BackPressure):
+            await topic.transactions.joins.join(unknown, "billing")
 
 
 # ------------------------------------------------------------------------------------- numbers

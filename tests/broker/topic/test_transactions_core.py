@@ -327,6 +327,21 @@ def test_entries_with_receipts_that_the_log_lacks_are_reported() -> None:
     assert core.settle(Settlement(txn, True, 3, Position(1, 5))).missing == 2
 
 
+def test_what_was_decided_before_a_late_acknowledgement_is_not_called_lost() -> None:
+    """The coordinator sends a settlement again, and a subscription has made the transaction known again."""
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    ended = Settlement(txn, True, 1, Position(1, 0))
+    assert not core.settle(ended).missing
+    core.begin_resolving(txn)
+    assert not core.settle(ended).missing
+    again = Transactions(core._shape, core.snapshot())
+    again.begin_resolving(txn)
+    assert not again.settle(ended).missing
+    again.begin_resolving(txn)
+    assert again.settle(Settlement(txn, True, 1, Position(1, 5))).missing == 1, "the log ends before its receipt"
+
+
 def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     shape = LogShape()
     shape.add(Span(1, 0, 1_999_999, 2_000_000, open=True))
