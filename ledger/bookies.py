@@ -82,7 +82,7 @@ class Bookies:
         self._follower: SupervisedTask | None = None
         self._closing = Tasks()  # of peers that were replaced
 
-    async def wait_listed(self) -> None:
+    async def wait_bookies_listed(self) -> None:
         """Waits until the bookies were listed once. Raises the error that ended the watch, as SessionExpired, or
         Unavailable after `close`."""
         if self._closed:
@@ -170,7 +170,7 @@ class Bookies:
         """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
         list of bookies again."""
         if self._well() < wanted:
-            await self.list_again()
+            await self.refresh_bookie_list()
         return self._well()
 
     def _well(self) -> int:
@@ -179,13 +179,13 @@ class Bookies:
     def _failed_lately(self, bookie: str) -> bool:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
-    async def choose_listed(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+    async def choose_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses like `choose`; if there are too few bookies, lists them again and retries, because the watch may
         lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
-            await self.list_again()
+            await self.refresh_bookie_list()
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
@@ -305,7 +305,7 @@ class Bookies:
                 _LOG.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
-    async def list_again(self) -> None:
+    async def refresh_bookie_list(self) -> None:
         """Lists the bookies again now, because the watch may lag; concurrent callers share one listing."""
         listings = self._listings
         async with self._looking:

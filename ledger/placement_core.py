@@ -24,9 +24,9 @@ quarantine for twice as long as before, at most `max_s`. Failures during a quara
 one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
 `base_s`.
 
-**Shape** (`shrink_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
-only where that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a
-confirmed entry is always synced on Qa bookies.
+**Shape** (`reduce_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
+only where that is allowed (`ReplicationShortfall.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never
+shrinks: a confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
 """
 
@@ -256,7 +256,7 @@ class Quarantine:
 
 
 # ------------------------------------------------------------------------------------------ shape
-class Shrink(enum.Enum):
+class ReplicationShortfall(enum.Enum):
     """What a new ledger may reduce while too few bookies are healthy."""
 
     NOTHING = "nothing: it waits"
@@ -264,12 +264,12 @@ class Shrink(enum.Enum):
     COPIES = "copies too: E and Qw down to Qa"
 
 
-def shrink_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
+def reduce_striping(wanted: Striping, well: int, shrink: ReplicationShortfall) -> Striping:
     """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` if there
     are enough for it, or too few for any that `shrink` allows."""
     least = wanted.ensemble_size
-    if shrink is not Shrink.NOTHING:
-        least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
+    if shrink is not ReplicationShortfall.NOTHING:
+        least = wanted.write_quorum if shrink is ReplicationShortfall.BOOKIES else wanted.ack_quorum
     if not least <= well < wanted.ensemble_size:
         return wanted
     return Striping(well, min(wanted.write_quorum, well), wanted.ack_quorum)

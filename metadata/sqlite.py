@@ -34,7 +34,16 @@ from ..runtime.threads import Worker
 from .paths import INCARNATIONS
 from .store import Check, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
-from .tree_core import ChangeHistory, Commit, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
+from .tree_core import (
+    ChangeHistory,
+    Commit,
+    NodeCache,
+    Sessions,
+    TreeJobResult,
+    check_operations,
+    check_path,
+    check_prefix,
+)
 
 MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
@@ -77,7 +86,7 @@ class SqliteStore:
         self._sessions = Sessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
-        self._waiting: list[tuple[Job, asyncio.Future[JobResult]]] = []
+        self._waiting: list[tuple[Job, asyncio.Future[TreeJobResult]]] = []
         self._writing = False
         self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
@@ -216,7 +225,7 @@ class SqliteStore:
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation], session: str) -> JobResult:
+    async def commit(self, operations: Sequence[Operation], session: str) -> TreeJobResult:
         """Commits all operations or none; they are durable when this returns. With "" as `session`, ephemerals are
         refused.
 
@@ -230,12 +239,12 @@ class SqliteStore:
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
 
-    def _queue(self, job: Job) -> asyncio.Future[JobResult]:
+    def _queue(self, job: Job) -> asyncio.Future[TreeJobResult]:
         if self.closed:
             raise Unavailable(_CLOSED)
         if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
-        future: asyncio.Future[JobResult] = self._loop.create_future()
+        future: asyncio.Future[TreeJobResult] = self._loop.create_future()
         self._waiting.append((job, future))
         if not self._writing:
             self._write()
@@ -252,8 +261,8 @@ class SqliteStore:
 
     def _written(
         self,
-        batch: list[tuple[Job, asyncio.Future[JobResult]]],
-        outcomes: asyncio.Future[list[JobResult | MagnetarError]],
+        batch: list[tuple[Job, asyncio.Future[TreeJobResult]]],
+        outcomes: asyncio.Future[list[TreeJobResult | MagnetarError]],
     ) -> None:
         """Notifies the watches, answers the callers, and writes the next batch."""
         error = outcomes.exception()
@@ -262,20 +271,20 @@ class SqliteStore:
         results = [error] * len(batch) if error is not None else outcomes.result()
         revision = self.history.revision
         for (job, _), outcome in zip(batch, results, strict=True):
-            if isinstance(outcome, JobResult):
+            if isinstance(outcome, TreeJobResult):
                 self._apply_done(job, outcome)
         if self.history.revision > revision:
             self._notify_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
-            if isinstance(outcome, JobResult):
+            if isinstance(outcome, TreeJobResult):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
         self._write()
 
-    def _apply_done(self, job: Job, done: JobResult) -> None:
+    def _apply_done(self, job: Job, done: TreeJobResult) -> None:
         if isinstance(job, Commit):
             self._refresh_known(job.operations, done.versions)
         else:
@@ -382,13 +391,13 @@ class SqliteStore:
         self._lost[session] = asyncio.Event()
         self._set_alarm()
 
-    def _on_session_ended(self, session: str) -> asyncio.Future[JobResult]:
+    def _on_session_ended(self, session: str) -> asyncio.Future[TreeJobResult]:
         """Handles the end of a session: wakes those that wait for it, and deletes its ephemerals."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
-    def _delete_ephemerals(self, session: str) -> asyncio.Future[JobResult]:
+    def _delete_ephemerals(self, session: str) -> asyncio.Future[TreeJobResult]:
         """Deletes the session's ephemerals, and repeats that until it succeeds: an ephemeral that outlived its session
         would name a dead owner for ever.
         """
@@ -396,7 +405,7 @@ class SqliteStore:
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
 
-    def _delete_again(self, session: str, ended: asyncio.Future[JobResult]) -> None:
+    def _delete_again(self, session: str, ended: asyncio.Future[TreeJobResult]) -> None:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
         if isinstance(ended.exception(), Unavailable) and not self.closed:
@@ -409,7 +418,7 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self.closed:
-            self._alarm.set_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
+            self._alarm.set_alarm_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):

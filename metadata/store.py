@@ -148,8 +148,8 @@ Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]
 # ---------------------------------------------------------------------------------------------------- unreadable
 # Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
 #
-# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `find_readable`: a
-# record that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
+# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `get_readable_record`:
+# a record that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
 #
@@ -190,7 +190,7 @@ class UnreadableRecords:
 UNREADABLE = UnreadableRecords()
 
 
-async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns the record at `path` and its version. Returns None if there is none, or if it cannot be read here; the
     latter is logged and counted.
     """

@@ -96,7 +96,7 @@ class _Comparison:
             return _at(where, "the decimals have another precision or scale")
         if (
             reader.kind in ("enum", "fixed")
-            and reader.short_name != writer.short_name
+            and reader.name_without_namespace != writer.name_without_namespace
             and writer.name not in reader.aliases
         ):
             return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")

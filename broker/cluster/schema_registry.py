@@ -39,7 +39,7 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.network import World
-from ..common.retry import LastAnswers
+from ..common.retry import LastMetadataAnswers
 
 if TYPE_CHECKING:
     from .schema_core import Definition
@@ -83,7 +83,7 @@ class SchemaRegistry:
         self._world = world
         self._store = store
         self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
-        self._lists: LastAnswers[TopicName, tuple[SchemaListRecord, int]] = LastAnswers()
+        self._lists: LastMetadataAnswers[TopicName, tuple[SchemaListRecord, int]] = LastMetadataAnswers()
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:

@@ -70,7 +70,7 @@ class CompactedLedger:
     def entries(self) -> int:
         return self.record.entries
 
-    def survivor_number_at(self, position: Position) -> int:
+    def find_survivor_number(self, position: Position) -> int:
         """Returns the number (from 0) of the first surviving entry at or after `position`; `entries` if there is
         none."""
         at = bisect_left(self._ids, position[0])
@@ -182,7 +182,7 @@ class CompactedReader:
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
-        number = compacted.survivor_number_at(position)
+        number = compacted.find_survivor_number(position)
         if number < compacted.entries:
             return await compacted.read(number, bytes_max)
         following = self._shape.after(compacted.horizon)
@@ -242,7 +242,7 @@ class CompactedView:
     def state(self) -> TopicState:
         return self._log.state
 
-    def hide_uncommitted(self, log: ReadableLog) -> None:
+    def hide_uncommitted_entries(self, log: ReadableLog) -> None:
         """From now on, only committed entries are read after the horizon. `log`: the view of the log with these entries
         (log.py)."""
         self._log = log
@@ -254,7 +254,7 @@ class CompactedView:
     def compacted(self) -> CompactedLedger | None:
         return self.reader.compacted
 
-    def switch_to(self, compacted: CompactedLedger) -> None:
+    def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
         """Reads from another compacted ledger from now on."""
         self.shape.set_survivors(compacted.rows)
         self.reader.compacted = compacted

@@ -180,7 +180,7 @@ class CommittedReader:
         self._log = log
 
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
-        if not entries or self._shape.shows_all(entries[0].position, entries[-1].position):
+        if not entries or self._shape.hides_none_between(entries[0].position, entries[-1].position):
             return entries
         readable = self._shape.is_readable
         return [entry for entry in entries if readable(entry.position)]

@@ -195,7 +195,8 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._of.hand_out_now()  # many arrived at once: consumers that keep up must not lose any for that
+            # many arrived at once: consumers that keep up must not lose any for that
+            self._of.deliver_before_cache_eviction()
 
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -283,12 +284,12 @@ class NonPersistentPump(Pump):
         self._of.dispatcher.seek()
         self._next_index = next_index
 
-    def hand_out(self) -> None:
+    def deliver_available_entries(self) -> None:
         of, shape, start = self._of, self._of.log.shape, self._recent.oldest_position
         if shape.at_or_after(of.dispatcher.read_position) < start.position:
             of.dropped += start.first_index - self._next_index
             self.continue_after(shape.before(start.position), start.first_index)
-        super().hand_out()
+        super().deliver_available_entries()
         here = shape.at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.message_index_at(here)
         if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
@@ -310,8 +311,10 @@ class NonPersistentStorage(msgspec.Struct, frozen=True):
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.make_transient(topic, name, shape.last, shape, tracks=False)
+        return self.make_nondurable_subscription(topic, name, shape.last, shape, tracks=False)
 
-    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_nondurable_subscription(
+        self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
+    ) -> Subscription:
         assert isinstance(topic.log, NonPersistentLog), "made by this storage"
         return NonPersistentSubscription(name, topic.log, self.world.clock, self.config, topic.applied)

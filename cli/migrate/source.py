@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
+from ...broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from ...broker.pulsar.translate import parse_schema
 from ...client.common.errors import InvalidUrl
 from ...client.connect.discovery import parse_authorization
@@ -241,7 +241,7 @@ class SourceConnection:
         self.over = False
         self._stream = stream
         self._credentials = credentials
-        self._frames = FrameCutter(FRAME_BYTES_MAX)
+        self._frames = PulsarFrameSplitter(FRAME_BYTES_MAX)
         self._came: list[tuple[str, Any, bytes]] = []
 
     def send(self, **command: Any) -> None:

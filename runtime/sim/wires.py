@@ -68,7 +68,7 @@ class Listener(Protocol):
 class ConnectionEnd:
     """One end of a connection. `receive(message)` and `lost()` are called in the context of its owner, a process."""
 
-    def __init__(self, wires: Wires, owner: SimProcess, number: int) -> None:
+    def __init__(self, wires: SimWires, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
@@ -97,7 +97,7 @@ class ConnectionEnd:
             self._wires._schedule_lost(self.other)
 
 
-class Wires:
+class SimWires:
     """The connections and listeners of one simulation."""
 
     def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:

@@ -98,14 +98,14 @@ def adds_go_by_another_descriptor(stack: contextlib.ExitStack, late_s: float = L
 
 
 def journal_before_memtable(stack: contextlib.ExitStack) -> None:
-    real = Memtable.insert_many
+    real = Memtable.insert_entries
 
-    def insert_many(self: Memtable, ledger: int, entries: Any, size: int) -> int:
+    def insert_entries(self: Memtable, ledger: int, entries: Any, size: int) -> int:
         entries = list(entries)
         asyncio.get_running_loop().call_later(0.005, real, self, ledger, entries, size)
         return max(entry for entry, _, _ in entries)
 
-    _replace(stack, Memtable, "insert_many", insert_many)
+    _replace(stack, Memtable, "insert_entries", insert_entries)
 
 
 def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:

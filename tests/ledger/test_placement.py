@@ -19,10 +19,10 @@ from magnetar.ledger.placement_core import (
     PlacementFailure,
     Quarantine,
     RackRule,
-    Shrink,
+    ReplicationShortfall,
     candidate_weights,
     choose_bookies,
-    shrink_striping,
+    reduce_striping,
 )
 
 RACKS = ("/a", "/b", "/c", "/d")
@@ -180,8 +180,10 @@ def test_missing_bookies_shrink_the_ensemble_never_the_ack_quorum_and_copies_onl
 ) -> None:
     wanted = Striping(*shape)
     for well in range(wanted.ensemble_size + 2):
-        assert shrink_striping(wanted, well, Shrink.NOTHING) is wanted
-        fewer, least = shrink_striping(wanted, well, Shrink.BOOKIES), shrink_striping(wanted, well, Shrink.COPIES)
+        assert reduce_striping(wanted, well, ReplicationShortfall.NOTHING) is wanted
+        fewer, least = reduce_striping(
+            wanted, well, ReplicationShortfall.BOOKIES
+        ), reduce_striping(wanted, well, ReplicationShortfall.COPIES)
         assert (fewer.write_quorum, fewer.ack_quorum) == shape[1:]
         assert least.ack_quorum == wanted.ack_quorum
         if well >= wanted.ensemble_size:

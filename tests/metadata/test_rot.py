@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.metadata import backup
 from magnetar.metadata.store import ANY, Delete, Put
-from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, row_sum
+from magnetar.metadata.tree import ENDING, AnsweredRevisionFile, EndSession, OpenSession, Tree, checksum_of_row
 from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
@@ -105,7 +105,7 @@ def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path
             assert found is not None
             assert (found.version, tree.revision) == (9 + life, 31 + life)
             tree.apply([Commit((Put(PATHS[0], b"", ANY),), "")])
-    assert AnsweredNote(path).read() == 33
+    assert AnsweredRevisionFile(path).read() == 33
 
 
 def test_a_row_that_changed_in_the_table_is_damage(tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     tree.mark_restored("token")
     assert tree._total == tree._sum()
     tree.close()
-    assert row_sum("/a", 0, 1) != row_sum("/a", 1, 0)
+    assert checksum_of_row("/a", 0, 1) != checksum_of_row("/a", 1, 0)

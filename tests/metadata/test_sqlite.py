@@ -17,7 +17,7 @@ import pytest
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
 from magnetar.metadata.store import ABSENT, NodeChanged, Put, Versioned, WatchReset
 from magnetar.metadata.tree import Job, Tree
-from magnetar.metadata.tree_core import Commit, JobResult
+from magnetar.metadata.tree_core import Commit, TreeJobResult
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
@@ -303,7 +303,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     await leaving.put("/owner", b"dead", ephemeral=True)
     apply, full = store._tree.apply, [True]
 
-    def no_room(jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
+    def no_room(jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         if full:
             raise Unavailable("the disk is full")
         return apply(jobs)

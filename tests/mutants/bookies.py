@@ -13,7 +13,7 @@ from magnetar.bookie.maintenance.restore import Restorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.entrylog import mover as log_survey
-from magnetar.bookie.store.identity import BootVerdict
+from magnetar.bookie.store.identity import DirectoryVerdict
 from magnetar.bookie.store.reads import ReadResult, Reads
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
@@ -196,9 +196,9 @@ def empty_disk_is_healthy(stack: Stack) -> None:
     """M27: a bookie whose directory is empty, or older than it was, starts as if nothing had happened."""
     honest = identity.judge_directory
 
-    def judge(facts: Any) -> BootVerdict:
+    def judge(facts: Any) -> DirectoryVerdict:
         verdict = honest(facts)
-        return BootVerdict.START if verdict in (BootVerdict.WIPED,
-            BootVerdict.ROLLED_BACK) and facts.cookie else verdict
+        return DirectoryVerdict.START if verdict in (DirectoryVerdict.WIPED,
+            DirectoryVerdict.ROLLED_BACK) and facts.cookie else verdict
 
     put(stack, identity, "judge_directory", judge)

@@ -54,7 +54,7 @@ def snapshot_is_believed(stack: Stack) -> None:
     async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
         dedup.core.position = log.shape.last
 
-    put(stack, topic, "replay_log", replay)
+    put(stack, topic, "replay_log_for_dedup_and_transactions", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:
@@ -122,13 +122,13 @@ def key_moves_with_its_owner(stack: Stack) -> None:
 
 def seek_answered_after_its_messages(stack: Stack) -> None:
     """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
-    honest = Pump.hand_out
+    honest = Pump.deliver_available_entries
 
-    def hand_out(self: Pump) -> None:
+    def deliver_available_entries(self: Pump) -> None:
         self.is_moving = False
         honest(self)
 
-    put(stack, Pump, "hand_out", hand_out)
+    put(stack, Pump, "deliver_available_entries", deliver_available_entries)
 
 
 def redelivery_is_free(stack: Stack) -> None:

@@ -26,7 +26,7 @@ def topic_of_any_life(stack: Stack) -> None:
         found = await get_record(self._store, topic_path(topic), TopicRecord)
         return None if found is None else Check(topic_path(topic), found[1])
 
-    put(stack, Catalog, "make_unchanged_check", still)
+    put(stack, Catalog, "make_topic_unchanged_check", still)
 
 
 def subscription_of_any_owner(stack: Stack) -> None:
@@ -44,13 +44,13 @@ def subscription_of_any_owner(stack: Stack) -> None:
 
 def partitioned_of_any_life(stack: Stack) -> None:
     """M64c: a deletion takes the record of partitions that has the topic's name now."""
-    honest = Catalog.make_partitioned_check
+    honest = Catalog.make_partition_count_check
 
     async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
         found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
         return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
 
-    put(stack, Catalog, "make_partitioned_check", still)
+    put(stack, Catalog, "make_partition_count_check", still)
 
 
 def schemas_and_grants_by_name(stack: Stack) -> None:

@@ -18,7 +18,7 @@ from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.halves_core import HalfMessages
-from magnetar.broker.transaction.state_core import ByRoleAndName
+from magnetar.broker.transaction.state_core import ValuesByRoleAndName
 from magnetar.broker.transaction.table_core import TransactionTable
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
@@ -194,16 +194,16 @@ def anybody_ends(stack: Stack) -> None:
 def names_of_all(stack: Stack) -> None:
     """M63c: a name, or a sink, of one role is that of each: it fences others, and counts their batches."""
 
-    def find(self: ByRoleAndName[Any], owner: str, name: str) -> Any:
+    def find(self: ValuesByRoleAndName[Any], owner: str, name: str) -> Any:
         found = [value for (_, each), value in self._values.items() if each == name]
         return found[-1] if found else None
 
-    put(stack, ByRoleAndName, "find", find)
+    put(stack, ValuesByRoleAndName, "find", find)
 
 
 def anybody_decides(stack: Stack) -> None:
     """M63d: a half is ended by each caller that knows its id."""
-    for name in ("_end", "find_state"):
+    for name in ("_end", "find_half_state"):
         honest = getattr(HalfMessages, name)
 
         def unchecked(self: HalfMessages, *args: Any, honest: Any = honest) -> Any:

@@ -121,7 +121,7 @@ def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quaranti
         await writer.append(b"one")
         ledger, placed = writer.ledger_id, writer.record.fragments[0].bookies
         bookie = next(each for each in deployment.bookies.values() if each.id not in placed)
-        bookie.store.keys.introduce(ledger, writer.record.key)
+        bookie.store.keys.record_key_of_metadata(ledger, writer.record.key)
         bookie.store.descriptors.quarantine(ledger, 0, 0)
         bookie._mender.on_quarantined()
         await asyncio.sleep(0.2)
@@ -169,7 +169,7 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
         for _ in range(2):
             assert "the disk is full" in (await restore() or "")
             assert store.descriptors.is_quarantined(ledger, 4)
-            (refused,) = {first for first, _ in store.memtable.refused_of(ledger)}
+            (refused,) = {first for first, _ in store.memtable.refused_runs_of_ledger(ledger)}
             assert refused not in await store.find_held(ledger, 0, 29)
         await deployment.simulation.spawn("b1", store.checkpoint())
         assert await restore() is None

@@ -17,7 +17,7 @@ from magnetar.broker.access import authorizer
 from magnetar.broker.access import authorizer as module
 from magnetar.broker.access.authorizer import Grants
 from magnetar.broker.access.table_core import Rights
-from magnetar.broker.common.token_bucket import TimeSlices
+from magnetar.broker.common.token_bucket import EventLoopSlices
 from magnetar.broker.session.backlogs import IndexRange, RangeReader
 from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
@@ -157,7 +157,7 @@ async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_
     caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
     manager = acme.broker.topic_manager
     reader = RangeReader(manager, IndexRange(TOPIC, 0, 4), caller)
-    async with aclosing(reader.read_entries(TimeSlices(manager.world.clock))) as entries:
+    async with aclosing(reader.read_entries(EventLoopSlices(manager.world.clock))) as entries:
         assert (await anext(entries)).index == 0
         await acme.revoke("web", namespace=NAMESPACE)
         with pytest.raises(Unauthorized):

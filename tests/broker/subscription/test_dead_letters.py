@@ -196,7 +196,7 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert await mine.quiet(), "an hour"
         subscription = running.brokers[0].topics[TOPIC].find_subscription("s")
         async with asyncio.timeout(10):
-            while subscription.cursor.is_dirty:
+            while subscription.cursor.has_unstored_changes:
                 await subscription.wait_durable()
         assert len(subscription.dispatcher.held) == 1
         await mine.close()

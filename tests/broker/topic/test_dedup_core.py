@@ -338,7 +338,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
         if act < 0.15 or not open_:
             born += 1
             txn = TxnId.of(1, 1, born)
-            core.begin_resolving(txn)
+            core.register_unresolved(txn)
             core.on_joined(txn)
             open_[txn] = set()
         elif act < 0.3:
@@ -349,34 +349,34 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             del open_[txn]
             end = core.settle(Settlement(txn, committed))
             dedup.on_transaction_committed(end.numbers, end.sent)
-            dedup.add_gaps(end.back)
+            dedup.add_aborted_sequence_gaps(end.back)
         elif act < 0.35:
-            first = core.first_hidden
+            first = core.first_unended_position
             snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
             dedup = Dedup(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
             core = Transactions(shape, core.snapshot())
             for at in range(dedup.position[1] + 1, len(log)):
                 number, of = log[at]
                 numbers, position = SequenceRange(number, number), Position(1, at)
-                aborted = of is not None and core.add_known(of, "p", numbers, position)
+                aborted = of is not None and core.add_replayed_sequence_ids(of, "p", numbers, position)
                 if of is None or outcome.get(of):
                     dedup.on_publish_confirmed("p", numbers, position)
                 else:
                     dedup.on_uncommitted_stored(position)
                 if aborted:
-                    dedup.add_gaps({"p": BitMap64([number])})
+                    dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
             for txn in open_:
-                core.begin_resolving(txn)
+                core.register_unresolved(txn)
                 core.on_joined(txn)
         else:
             to = rng.choice([None, *open_])
             number = rng.randint(0, highest + 2)
             numbers = SequenceRange(number, number)
             holder = next((txn for txn, sent in open_.items() if number in sent and txn != to), None)
-            assert core.find_other_sender("p", to, numbers) == holder
+            assert core.find_other_transaction_of_sequence("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
-            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored("p", numbers)
+            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored_sequence("p", numbers)
             if to is not None and verdict is DedupVerdict.NEW:
                 verdict = core.judge(to, "p", numbers)
             known = number in stored or (to is not None and number in open_[to])
@@ -402,12 +402,12 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 
 def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
     dedup = Dedup(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
-    dedup.add_gaps({"p": BitMap64(range(400_000))})
+    dedup.add_aborted_sequence_gaps({"p": BitMap64(range(400_000))})
     assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
     for number in range(400_001, 420_000, 2):
-        dedup.add_gaps({"p": BitMap64([number])})
+        dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
     gaps = dedup.snapshot().gaps["p"]
     assert len(gaps.serialize()) <= GAP_BYTES_MAX
     assert gaps.max() == 419_999
-    assert dedup.judge_stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
-    assert dedup.judge_stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"
+    assert dedup.judge_stored_sequence("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.judge_stored_sequence("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

@@ -140,7 +140,7 @@ class Walk:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
             before = self.cursor.acked_count(position)
-            if self.cursor.ack_bits(position, bits_of_indexes([self.rng.randrange(count)]), count):
+            if self.cursor.ack_messages_of_batch(position, bits_of_indexes([self.rng.randrange(count)]), count):
                 self.dispatcher.on_acked(self.member, position)
             else:
                 self.dispatcher.on_messages_acked(self.member, position, self.cursor.acked_count(position) - before)
