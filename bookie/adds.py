@@ -179,7 +179,7 @@ class _Queue:
             del self._by_connection[batch.request.connection]
 
 
-class Adds:
+class AddRequests:
     """Admits the adds of a bookie. The service must call `on_request` for each, and `admit_held` when there may be room
     again; `pressure` makes the socket read slowly.
     """

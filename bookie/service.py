@@ -56,7 +56,7 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import AddIntentsOfTurn, Adds, Intent, RequestBudget, request_memory_bytes
+from .adds import AddIntentsOfTurn, AddRequests, Intent, RequestBudget, request_memory_bytes
 from .newcomers import Parked, RequestsOfUnknownLedgers
 from .store.reads import ReadResult
 from .store.store import Store
@@ -112,7 +112,7 @@ class BookieService:
                 waiting_bytes_max=held_bytes_max
             )
         self._intents = AddIntentsOfTurn(self._seal)
-        self.adds = Adds(
+        self.adds = AddRequests(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip

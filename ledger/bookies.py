@@ -35,10 +35,10 @@ from .memory import AppendMemory
 from .peer_format import AnswerHead, Status, decode_answer, encode_ping
 from .placement_core import (
     UNKNOWN_RACK,
+    BookieCandidate,
     BookieHealth,
-    Candidate,
+    BookieQuarantine,
     PlacementFailure,
-    Quarantine,
     RackRule,
     TroubleKind,
     choose_bookies,
@@ -69,7 +69,7 @@ class Bookies:
         self._last: dict[str, BookieRecord] = {}  # the last registration of each bookie, also of those that left
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
-        self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
+        self._quarantine = BookieQuarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
         self._racks_short = False
         self._racks: dict[str, str] = {}  # from the metadata; overrides what a bookie registered
@@ -234,7 +234,7 @@ class Bookies:
         self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
     ) -> list[str]:
         candidates = [
-            Candidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            BookieCandidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
             for bookie, record in sorted(self._available.items())
             if not record.read_only and bookie not in exclude
         ]

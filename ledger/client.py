@@ -33,7 +33,7 @@ from ..metadata.store import (
     MetadataStore,
     NodeUpdate,
     Operation,
-    Versioned,
+    VersionedValue,
     allocate_ids,
     get_record,
     put_operation,
@@ -259,7 +259,7 @@ class LedgerClient:
         `draft_record` again."""
         path = paths.ledger(draft.ledger_id)
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             answer = create_record(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)

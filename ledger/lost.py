@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, Versioned, get_record, update_node
+from ..metadata.store import MetadataStore, VersionedValue, get_record, update_node
 from ..proto.errors import LedgerNotFound, Unavailable
 from . import metadata_core as transitions
 from .bookies import Bookies
@@ -65,7 +65,7 @@ async def store_transition(
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
-    def transform(node: Versioned | None) -> bytes | None:
+    def transform(node: VersionedValue | None) -> bytes | None:
         nonlocal answer
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
         return encode(answer.record, path) if isinstance(answer, RecordWrite) else None

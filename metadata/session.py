@@ -32,7 +32,7 @@ from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.tasks import Tasks
-from .store import MetadataStore, NodeChanged, Operation, Versioned, WatchReset
+from .store import MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
@@ -302,7 +302,7 @@ class ReconnectingStore(MetadataStore):
                 self.use.on_answer()
                 return found
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         session = self._session
         if session is not self._lost and not self._ended:  # most reads of a broker: without a question for the session
             try:

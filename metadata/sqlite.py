@@ -1,6 +1,6 @@
 """The metadata store on one SQLite file (or ':memory:'): in process, and served by metadata/server.py for a cluster.
 
-The store is the driver between callers on the event loop and `Tree` (metadata/tree.py) on one worker thread:
+The store is the driver between callers on the event loop and `MetadataTree` (metadata/tree.py) on one worker thread:
 
 - *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
   At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
@@ -32,8 +32,8 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.threads import Worker
 from .paths import INCARNATIONS
-from .store import Check, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
-from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
+from .store import Check, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
+from .tree import DiskFailed, EndSession, Job, MetadataTree, Node, OpenSession
 from .tree_core import (
     ChangeHistory,
     Commit,
@@ -76,7 +76,7 @@ class SqliteStore:
     `new_session`.
     """
 
-    def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
+    def __init__(self, world: World, tree: MetadataTree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
         self._tree = tree
         self._worker = worker
@@ -112,7 +112,7 @@ class SqliteStore:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
         try:
-            tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
+            tree = await worker.run(MetadataTree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
             store._incarnations = await worker.run(tree.incarnations)
             store.backed_up_ms = await worker.run(tree.backed_up_ms)
@@ -426,7 +426,7 @@ class SqliteStore:
         self._set_alarm()
 
 
-def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+def _read_all(tree: MetadataTree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
     """Returns for each read its answer, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
@@ -459,12 +459,12 @@ class LocalSession(MetadataStore):
     def session_id(self) -> str:
         return self._session
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         store = self._store
         if self._session not in store.open_sessions or store.closed:  # most reads of a process: without a call for it
             store.check_session(self._session)
         node = await store.get(path)
-        return None if node is None else Versioned(node.value, node.version)
+        return None if node is None else VersionedValue(node.value, node.version)
 
     async def children(self, path: str) -> list[str]:
         self._store.check_session(self._session)

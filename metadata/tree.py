@@ -127,7 +127,7 @@ class EndSession(msgspec.Struct, frozen=True):
 Job = Commit | OpenSession | EndSession
 
 
-class Tree:
+class MetadataTree:
     """The tables of the metadata file, and the transactions on them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:

@@ -48,7 +48,7 @@ from ..runtime.network import World
 from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
-from .store import ABSENT, NodeChanged, Operation, Versioned, WatchReset
+from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_below
 from .zookeeper_connection import (
     Answer,
@@ -432,13 +432,13 @@ class ZookeeperStore(SessionStore):
         self._line.release()
 
     # -------------------------------------------------------------------------------------------- reading
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         check_path(path)
         try:
             value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
         except NoZnode:
             return None
-        return Versioned(value, stat.version)
+        return VersionedValue(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
         """Lists the names that have values, all at one moment; the other names are checked a moment later."""

@@ -40,7 +40,7 @@ RUN_MAX = 64
 _BUSY_PAUSE_S = 0.05
 
 
-class Restorer:
+class LimboEntryRestorer:
     """Restores this bookie's copies of ledgers from other bookies; several calls of `restore` may run at a time.
     `counters` are totals since the start.
     """

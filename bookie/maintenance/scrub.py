@@ -46,7 +46,7 @@ from ..store.entrylog.files import ExtentScan, rewrite_table
 from ..store.entrylog.mover import file_size
 from ..store.store import Store
 from . import marks
-from .restore import Restorer
+from .restore import LimboEntryRestorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
@@ -413,7 +413,9 @@ class EntryRepairer:
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:
-            reason = await Restorer(self._store, self._bookie, metadata, client).restore(ledger, recover=False)
+            reason = await LimboEntryRestorer(
+                self._store, self._bookie, metadata, client
+            ).restore(ledger, recover=False)
         finally:
             await client.close()
         if reason is not None:

@@ -152,7 +152,7 @@ async def enter_limbo(
         descriptors.enter_limbo(upto)
 
 
-class Replay:
+class JournalReplay:
     """The replay of the journal into the memtable: step 5."""
 
     def __init__(

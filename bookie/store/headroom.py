@@ -129,7 +129,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.space")
 JOURNAL = "journal"
 
 
-class Headroom:
+class DiskHeadroom:
     """Records which writes of a bookie found a full disk, and gives up and fills the reserve for them. `checkpoint`
     makes a checkpoint. `on_no_space` is called when a write found a full disk: it ends adds of clients.
     """

@@ -126,7 +126,7 @@ class DirectoryAtStart(NamedTuple):
     instance: str
 
 
-class Identity(msgspec.Struct, frozen=True):
+class BookieIdentity(msgspec.Struct, frozen=True):
     """The identity of a bookie whose directory was claimed; `record_start` counts this start."""
 
     uuid: bytes
@@ -199,7 +199,9 @@ def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
     )
 
 
-async def claim_directory(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
+async def claim_directory(
+    world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str
+) -> BookieIdentity:
     """Locks the directory, judges it, and returns its identity. `place` must be unique in the cluster; the directory
     may have been at `aliases` before.
 
@@ -221,7 +223,7 @@ async def claim_directory(world: World, metadata: MetadataStore, directory: str,
 
 async def _claim(
     world: World, metadata: MetadataStore, directory: str, lock: File, places: tuple[str, ...]
-) -> Identity:
+) -> BookieIdentity:
     files = world.files
     instance = (await ensure_cluster(metadata, world.rng)).instance
     cookie = _read_cookie(files, directory)
@@ -244,11 +246,11 @@ async def _claim(
     if verdict is DirectoryVerdict.ROLLED_BACK:
         known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
         losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
-    return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
+    return BookieIdentity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
 async def record_start(
-    world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
+    world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
 ) -> None:
     """Counts this start in the cookie and its record, and stores the position up to which the journal is synced. All
     losses must be durable as limbo before.
@@ -276,7 +278,7 @@ async def record_start(
 
 
 async def store_journal_position(
-    metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
+    metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
     """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
 

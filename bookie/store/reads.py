@@ -258,7 +258,7 @@ class LacResult(NamedTuple):
     last: int
 
 
-class Reads:
+class StoreReads:
     """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
 
     def __init__(

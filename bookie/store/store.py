@@ -32,8 +32,8 @@ from . import boot, disk
 from . import headroom as room
 from .checkpoint import Checkpoint, JournalPort
 from .entrylog import files as log_files
-from .entrylog.compaction import Compactor
-from .headroom import Headroom
+from .entrylog.compaction import EntryLogCompactor
+from .headroom import DiskHeadroom
 from .index import ExtentPlace
 from .index_files import LedgerDescriptor, LedgerDescriptors
 from .journal.journal import Done, Journal
@@ -41,7 +41,7 @@ from .journal.segments import JournalPosition
 from .keys import LedgerKeys, TombstoneWriter
 from .loading import LoadedStore, StoreConfig, StoreWorkers, load
 from .memtable import IntegerIntervals, Memtable, Stored
-from .reads import LANE_FILES_MAX, LacResult, ReadAheadWorker, ReadResult, Reads
+from .reads import LANE_FILES_MAX, LacResult, ReadAheadWorker, ReadResult, StoreReads
 from .search import StoredEntryFinder
 from .state_log import DirectoryFacts
 
@@ -71,7 +71,7 @@ class CheckpointScheduler:
     """
 
     def __init__(
-        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
+        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
         descriptors: LedgerDescriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
@@ -200,7 +200,7 @@ class Store:
             ReadAheadWorker(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker)
             for worker in workers.ahead
         ]
-        self._reads = Reads(
+        self._reads = StoreReads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
@@ -215,7 +215,7 @@ class Store:
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
         self.keys = LedgerKeys(self.descriptors, self._journal)
-        self.room = Headroom(
+        self.room = DiskHeadroom(
             files, directory, workers.flush, loaded.reserve, self._journal, self.checkpoint, ports.on_no_space
         )  # fmt: skip
         self._keeper = CheckpointScheduler(
@@ -225,7 +225,7 @@ class Store:
         self._tombstones = TombstoneWriter(
             self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
         )
-        self.compactor = Compactor(
+        self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
             log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending,
@@ -470,7 +470,7 @@ class Store:
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Returns OK if a log has a good copy of the entry; the other results: `Reads.verify`."""
+        """Returns OK if a log has a good copy of the entry; the other results: `StoreReads.verify`."""
         return await self._reads.verify(ledger, entry)
 
     async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:

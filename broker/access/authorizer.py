@@ -287,7 +287,7 @@ Changed = Callable[[str, str], None]
 """Called with a tenant and the name of its namespace (empty: all of its namespaces)."""
 
 
-class Grants:
+class AccessGrants:
     """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by
     watches."""
 

@@ -263,7 +263,7 @@ class BrokerService:
     async def connect(self, stream: Connects, context: CallContext) -> None:
         await serve_connect(self._broker, stream, context)
 
-    async def read(self, stream: read.Reads, context: CallContext) -> None:
+    async def read(self, stream: read.StoreReads, context: CallContext) -> None:
         await read.serve_read(self._broker, stream, context)
 
     async def watch_topics(self, stream: watch.SessionWatches, context: CallContext) -> None:

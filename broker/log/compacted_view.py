@@ -27,7 +27,7 @@ from .compacted_format import DamagedCompaction, SurvivorRow, decode_survivor, d
 from .compaction_core import last_batch_index
 from .log import ReadableLog, SegmentReader
 from .log_shape_core import LogShape, Span, bisect_entries
-from .reader import IndexedPosition
+from .reader import PositionOfIndex
 from .snapshot_ledger import StateLedgers
 
 # ------------------------------------------------------------------------------------------------- compacted_log
@@ -191,7 +191,7 @@ class CompactedReader:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         compacted, place = self.compacted, await self._log.locate_index(index)
         if compacted is not None:
             for row in compacted.rows:
@@ -200,13 +200,13 @@ class CompactedReader:
                     and row.ledger_id < place.position[0]
                     and self._shape.is_trimmed(row.ledger_id)
                 ):
-                    return IndexedPosition(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
+                    return PositionOfIndex(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         compacted = self.compacted
         if compacted is not None and (found := await compacted.find_first_since(time_ms)) is not None:
-            return IndexedPosition(found.position, found.first_index)
+            return PositionOfIndex(found.position, found.first_index)
         return await self._log.locate_time(time_ms)
 
     async def index_after(self, mark: Position) -> int:

@@ -31,7 +31,7 @@ from ...ledger.placement_core import ReplicationShortfall
 from ...ledger.recovery import ClosedByOther
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, LedgerRecord, TopicLedger, TopicRecord, decode, encode
-from ...metadata.store import MetadataStore, NodeUpdate, Versioned, update_nodes
+from ...metadata.store import MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import (
     DataLost,
     LedgerFenced,
@@ -81,7 +81,7 @@ def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     the commit raises TopicFenced."""
     path = topic_path(topic)
 
-    def transform(node: Versioned | None) -> bytes | None:
+    def transform(node: VersionedValue | None) -> bytes | None:
         if node is None or decode(node.value, TopicRecord, path).claim != claim:
             raise TopicFenced(f"topic {topic} was taken over by another broker", topic=topic)
         return None
@@ -133,7 +133,7 @@ class ManagedLedgerRecord:
 
         attempts = itertools.count()
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             first = next(attempts) == 0
             if node is None or node.value not in ours:
                 fenced = TopicFenced(f"topic {self.topic} was taken over by another broker", topic=self.topic)

@@ -27,7 +27,7 @@ from .cache import StoredEntry, TailCache
 from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, make_data_lost_error
 
 
-class IndexedPosition(NamedTuple):
+class PositionOfIndex(NamedTuple):
     """The position of an entry, and the index of its first message."""
 
     position: Position
@@ -135,7 +135,7 @@ class TopicLogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         """Returns the position of the entry that contains message `index`; at or after the end of the log, the position
         after the last entry.
 
@@ -150,7 +150,7 @@ class TopicLogReader:
             raise make_data_lost_error(span.ledger_id, lost)
         return _indexed(found) if found is not None else await self._after(span)
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none. Raises DataLost if a lost entry may be the answer: the entry before it
         arrived earlier, and the one after it did not."""
@@ -207,10 +207,10 @@ class TopicLogReader:
         entry = await self.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
-    def _end_position(self) -> IndexedPosition:
-        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionOfIndex:
+        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
-    async def _after(self, span: Span) -> IndexedPosition:
+    async def _after(self, span: Span) -> PositionOfIndex:
         """Returns the position of the first entry after the span."""
         position = self._shape.next_existing(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
@@ -254,8 +254,8 @@ class TopicLogReader:
         )  # fmt: skip
 
 
-def _indexed(entry: StoredEntry) -> IndexedPosition:
-    return IndexedPosition(entry.position, entry.first_index)
+def _indexed(entry: StoredEntry) -> PositionOfIndex:
+    return PositionOfIndex(entry.position, entry.first_index)
 
 
 # --------------------------------------------------------------------------------------------------- read_memory

@@ -38,7 +38,7 @@ from ...runtime.memory_shares import machine_bytes
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
-from ..access.authorizer import Authorizer, Grants
+from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.members import ClusterMembers, KnownMembers
@@ -58,7 +58,7 @@ from ..log.slow_publishes import SlowPublishes
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits
-from ..topic.storage import DurableStorage, Storage
+from ..topic.storage import DurableTopicStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
@@ -118,7 +118,7 @@ class _OwnershipSession:
         self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
         self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
-        self.grants = Grants(metadata, world.clock, grants_changed)
+        self.grants = AccessGrants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
         self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
@@ -247,7 +247,7 @@ class TopicManager:
             _LOG.info("the bookies are not listed yet: %s", error)
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
-        return DurableStorage(
+        return DurableTopicStorage(
             self.world, metadata, ledgers, self.cache, self.config, self.internal_producer.publish_copies, self.reads,
             self.publish_seconds, self.slow_publishes,
         )  # fmt: skip
@@ -425,7 +425,7 @@ class TopicManager:
         return self._open().policies
 
     @property
-    def grants(self) -> Grants:
+    def grants(self) -> AccessGrants:
         return self._open().grants
 
     @property

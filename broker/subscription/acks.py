@@ -38,7 +38,7 @@ MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
 
 
-class Acks:
+class SubscriptionAcks:
     """Applies acknowledgements to the cursor and to the dispatcher. `member`: the consumer that sent the
     acknowledgement; None: the broker itself."""
 
@@ -286,7 +286,7 @@ STEP_ENTRIES = 100
 """Entries that are gathered in one step: some tenths of a millisecond."""
 
 
-class TransactionalAcks(Acks):
+class TransactionalAcks(SubscriptionAcks):
     """Applies acknowledgements, also those in transactions, to one subscription. The rules are at the head of the
     module."""
 

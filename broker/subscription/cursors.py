@@ -33,7 +33,7 @@ from ...ledger import LedgerClient, LedgerReader
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
-from ...metadata.store import Delete, MetadataStore, NodeUpdate, Versioned, update_nodes
+from ...metadata.store import Delete, MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
@@ -77,7 +77,7 @@ def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[Nod
     return changes
 
 
-def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
+def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None:
     try:
         record = None if node is None else decode(node.value, CursorRecord, path)
     except DamagedRecord:  # `open` raises for it
@@ -165,7 +165,7 @@ class DurableCursor:
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
         )  # fmt: skip
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             if node is not None and self._decoded(node.value).claim != self._claim:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record, self._path)
@@ -264,7 +264,7 @@ class DurableCursor:
 
         attempts = itertools.count()
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             first = next(attempts) == 0
             if node is None:
                 raise SubscriptionNotFound(f"subscription {self.subscription!r} of {self.topic} does not exist")

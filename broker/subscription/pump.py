@@ -219,7 +219,7 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class Pump:
+class DeliveryPump:
     """Delivers the entries of one subscription. Its state: what is read ahead, what is being given back, and why it
     waits."""
 

@@ -48,7 +48,7 @@ from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
-from .pump import Pump
+from .pump import DeliveryPump
 
 SEEK = ("disconnect", "move", "store", "answer")
 
@@ -106,7 +106,7 @@ class Subscription:
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
-        self.pump = Pump(self, clock, config, memory)
+        self.pump = DeliveryPump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
 

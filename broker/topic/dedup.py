@@ -47,7 +47,7 @@ from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import dedup_format as stored
-from .dedup_core import Dedup, SequenceProgress, Snapshot
+from .dedup_core import DedupCore, SequenceProgress, Snapshot
 from .transactions import TopicTransactions, txn_of
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
@@ -67,7 +67,7 @@ def sequence_range(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic: stores and loads the state of `Dedup`. Must be called from one event
+    """The deduplication of one loaded topic: stores and loads the state of `DedupCore`. Must be called from one event
     loop."""
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Deduplication:
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.core = Dedup(now=self._clock.monotonic())
+        self.core = DedupCore(now=self._clock.monotonic())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
         self.replay_start_position: Position | None = None  # where the replay of a load begins; None: there is none
@@ -146,7 +146,7 @@ class Deduplication:
         snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
         if place.ledger_id >= 0:
             snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
-        self.core = Dedup(snapshot, now=self._clock.monotonic())
+        self.core = DedupCore(snapshot, now=self._clock.monotonic())
         self._stored = snapshot.position
         self._check_end()
         self.replay_start_position = snapshot.position
@@ -226,7 +226,7 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Called when an entry of the producer is stored, after `Dedup.on_publish_confirmed`. Must be called while
+        """Called when an entry of the producer is stored, after `DedupCore.on_publish_confirmed`. Must be called while
         deduplication is on, or while callers are `waiting`."""
         if self.waiting:
             self._outcome(name)

@@ -120,7 +120,7 @@ def judge_sequence_range(
     return DedupVerdict.NEW
 
 
-class Dedup:
+class DedupCore:
     """Decides, for one topic, which published entries are duplicates."""
 
     __slots__ = (

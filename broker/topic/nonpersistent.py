@@ -44,12 +44,12 @@ from ..common.config import BrokerConfig, Replication
 from ..log.appender import Publish
 from ..log.cache import StoredEntry
 from ..log.log_shape_core import LogShape, Span
-from ..log.reader import IndexedPosition
+from ..log.reader import PositionOfIndex
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.subscription_types import SubscriptionType
-from ..subscription.pump import Pump
+from ..subscription.pump import DeliveryPump
 from ..subscription.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class RecentEntries:
             self._bytes -= self._entries.popleft().size
 
     @property
-    def oldest_position(self) -> IndexedPosition:
+    def oldest_position(self) -> PositionOfIndex:
         """Returns the position of the oldest entry in flight; the position after the last entry if none is."""
         if self._entries:
-            return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
+            return PositionOfIndex(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
 
     @property
-    def _end_position(self) -> IndexedPosition:
-        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionOfIndex:
+        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.oldest_position.position
@@ -119,16 +119,16 @@ class RecentEntries:
             return found[0].first_index
         return self.oldest_position.first_index if position < self.oldest_position.position else self._shape.end_index
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         return self._first(lambda entry: entry.index >= index)
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         return self._first(lambda entry: entry.timestamp_ms >= time_ms)
 
-    def _first(self, reached: Callable[[StoredEntry], bool]) -> IndexedPosition:
+    def _first(self, reached: Callable[[StoredEntry], bool]) -> PositionOfIndex:
         for entry in self._entries:
             if reached(entry):
-                return IndexedPosition(entry.position, entry.first_index)
+                return PositionOfIndex(entry.position, entry.first_index)
         return self._end_position
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
@@ -264,7 +264,7 @@ class NonPersistentSubscription(Subscription):
         super().join(consumer, type_)
 
 
-class NonPersistentPump(Pump):
+class NonPersistentPump(DeliveryPump):
     """Delivers the entries in memory, and counts those that were dropped before delivery."""
 
     __slots__ = ("_next_index", "_of", "_recent")

@@ -63,7 +63,7 @@ class Storage(Protocol):
         deliveries are not outstanding and never redelivered."""
 
 
-class DurableStorage(msgspec.Struct, frozen=True):
+class DurableTopicStorage(msgspec.Struct, frozen=True):
     """The Storage of a persistent topic: its log and its subscriptions are on bookies, their records in the
     metadata."""
 

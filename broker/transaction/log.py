@@ -37,7 +37,7 @@ import msgspec
 from ...ledger import LedgerWriter
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
-from ...metadata.store import MetadataStore, Versioned, get_record, update_node, update_record
+from ...metadata.store import MetadataStore, VersionedValue, get_record, update_node, update_record
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
 from ...proto.states import EPOCH_BITS
 from ...runtime.network import World
@@ -83,7 +83,7 @@ class CoordinatorLog:
         self._ledgers = ledgers
         self._give_up_s = give_up_s
         self._path = paths.coordinator(number)
-        self._found: Versioned | None = None
+        self._found: VersionedValue | None = None
         self._stored = b""
         self._record = CoordinatorRecord()
         self._state = CoordinatorState()
@@ -187,7 +187,7 @@ class CoordinatorLog:
         value = encode(record, self._path)
         ours = {self._stored, value}
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             if (node is None and not made) or (node is not None and node.value not in ours):
                 raise CoordinatorFenced(f"coordinator {self.number} was taken over by another broker")
             return value

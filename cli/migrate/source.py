@@ -96,7 +96,7 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
     return kind(f"the source says of {of}: {text or pulsar.ServerError.Name(number)}")
 
 
-class Source:
+class MigrationSource:
     """The source cluster: lists what to copy, and opens readers. Belongs to one event loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
@@ -505,7 +505,7 @@ class CopiedTopic(NamedTuple):
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 
-async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
+async def find_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
     """Returns the topics that names and patterns in `asked` match, each once, by name. Raises InvalidName,
     InvalidRequest if one cannot be copied, TopicNotFound."""
     names: dict[TopicName, None] = {}
@@ -523,7 +523,7 @@ async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]
     return [CopiedTopic(name, await source.partitions(name)) for name in sorted(names, key=str)]
 
 
-async def _partitions(source: Source, topic: TopicName) -> int:
+async def _partitions(source: MigrationSource, topic: TopicName) -> int:
     """Returns the number of partitions; 0 also if the topic does not exist: Pulsar then answers 0, Magnetar
     TopicNotFound."""
     try:

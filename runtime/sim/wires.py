@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...proto import errors
 from ..network import Endpoint
-from .loop import Trace, VirtualLoop
+from .loop import SimTrace, VirtualLoop
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -100,7 +100,7 @@ class ConnectionEnd:
 class SimWires:
     """The connections and listeners of one simulation."""
 
-    def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, trace: SimTrace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
         self.observe: Callable[[ConnectionEnd, Any], None] | None = None
         """Gets every message when it is sent, lost or not; it must not change anything."""

@@ -38,7 +38,7 @@ from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess, Disk, SimFiles, SimulatedDeath
-from .loop import PROCESS, DiskDelays, SimTask, SimWorkers, Trace, VirtualLoop
+from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import SimChannel, SimServing
 from .wires import SimWires
@@ -230,7 +230,7 @@ class Simulation:
         seconds_max: float = 1e5,
     ) -> None:
         self.seed = seed
-        self.trace = Trace(show, details=details)
+        self.trace = SimTrace(show, details=details)
         self.loop = VirtualLoop(
             self.trace,
             steps_max=steps_max,

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import Definition, why_incompatible, why_unreadable_by
+from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_incompatible, why_unreadable_by
 from magnetar.broker.pulsar import consumer, topic_lists, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
@@ -102,7 +102,7 @@ _TEXT = json.dumps(_RECORD).encode()
 _DEFINED = (
     SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE, SchemaType.STRING
 )  # fmt: skip
-_OLD = Definition.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
+_OLD = SchemaDefinitionText.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
 
 
 def schemas() -> list[bytes]:
@@ -115,7 +115,7 @@ def run_schemas(data: bytes) -> None:
     for type_ in _DEFINED:
         properties = {"key.schema.type": "AVRO", "value.schema.type": "JSON", "kv.encoding.type": "INLINE"}
         try:
-            new = Definition.parse(SchemaInfo(type=type_, data=data, properties=properties))
+            new = SchemaDefinitionText.parse(SchemaInfo(type=type_, data=data, properties=properties))
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Operation, Put, WatchReset
-from magnetar.metadata.tree import EndSession, Node, OpenSession, Tree
+from magnetar.metadata.tree import EndSession, MetadataTree, Node, OpenSession
 from magnetar.metadata.tree_core import ChangeHistory, Commit, TreeJobResult
 from magnetar.proto.errors import BadVersion
 
@@ -63,7 +63,7 @@ class Model:
 class TreeAgainstModel(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.tree = Tree(":memory:")
+        self.tree = MetadataTree(":memory:")
         self.model = Model()
         self.history = ChangeHistory(0, changes_max=20)
         self.mirror: dict[str, int] = {}  # what a watcher knows: path → version

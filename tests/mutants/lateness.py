@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from magnetar.broker.access.authorizer import Grants
+from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.cluster import catalog
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.schema_registry import SchemaRegistry
@@ -55,16 +55,16 @@ def partitioned_of_any_life(stack: Stack) -> None:
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
-    forget_grants = Grants.delete_topic
+    forget_grants = AccessGrants.delete_topic
 
-    async def grants(self: Grants, topic: TopicName, *still: Check) -> None:
+    async def grants(self: AccessGrants, topic: TopicName, *still: Check) -> None:
         await forget_grants(self, topic)
 
     async def schemas(self: SchemaRegistry, topic: TopicName, commit: Callable[..., Awaitable[None]]) -> None:
         await self._delete_versions(topic)
         await commit(())
 
-    put(stack, Grants, "delete_topic", grants)
+    put(stack, AccessGrants, "delete_topic", grants)
     put(stack, SchemaRegistry, "commit_topic_deletion", schemas)
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from magnetar.broker.access import authorizer as grants
 from magnetar.broker.access import table_core as table
-from magnetar.broker.access.authorizer import Authorizer, Grants
+from magnetar.broker.access.authorizer import AccessGrants, Authorizer
 from magnetar.broker.access.table_core import Rights
 from magnetar.broker.grpc import checked
 from magnetar.broker.grpc.admin import AdminService
@@ -40,7 +40,7 @@ def open_ones_stay(stack: Stack) -> None:
 
 def broken_watch_changes_nothing(stack: Stack) -> None:
     """M51: what was known before a watch broke is taken for current when it is back."""
-    put(stack, Grants, "_discard_all", lambda self: None)
+    put(stack, AccessGrants, "_discard_all", lambda self: None)
 
 
 def stale_for_ever(stack: Stack) -> None:
@@ -94,15 +94,15 @@ def partitions_have_no_base(stack: Stack) -> None:
 
 def read_before_is_kept(stack: Stack) -> None:
     """M78: grants that were read before a revocation are kept after it, when the read began before and ended after."""
-    honest = Grants.get_rights
+    honest = AccessGrants.get_rights
 
-    async def rights(self: Grants, name: NamespaceName) -> Rights:
+    async def rights(self: AccessGrants, name: NamespaceName) -> Rights:
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = await honest(self, name)
         return found
 
-    put(stack, Grants, "get_rights", rights)
+    put(stack, AccessGrants, "get_rights", rights)
 
 
 def open_reads_go_on(stack: Stack) -> None:

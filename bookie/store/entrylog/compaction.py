@@ -53,11 +53,11 @@ from .mover import (
     CompactionAction,
     CompactionPolicy,
     DeletedLedgers,
+    EntryLogSurvey,
     EntryLogUsage,
+    EntryMover,
     LogPlan,
     LogState,
-    LogSurvey,
-    Mover,
     file_size,
     group_moves,
     is_worth_closing,
@@ -105,7 +105,7 @@ class CompactionThrottle:
         await asyncio.sleep(self._due - now)
 
 
-class Compactor:
+class EntryLogCompactor:
     """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action and, if there is no room
     for it, gives up the reserve and runs it again; `forget` closes the open files of a log that is removed.
     """
@@ -154,7 +154,7 @@ class Compactor:
             state, end = opened.get(number, (LogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
+                    EntryLogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
                 )
             except FileNotFoundError:
                 continue
@@ -293,7 +293,7 @@ class Compactor:
     async def _move(self, numbers: list[int], throttle: CompactionThrottle, move: _Move) -> None:
         began = self._clock.monotonic()
         deleted = DeletedLedgers(self._descriptors.tombstones)
-        mover = Mover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
+        mover = EntryMover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
             while await self._worker.run(mover.list_extents):
                 pass
@@ -316,7 +316,7 @@ class Compactor:
         self._count(mover, numbers, self._clock.monotonic() - began)
         await self._remove(numbers)
 
-    def _count(self, mover: Mover, numbers: list[int], seconds: float) -> None:
+    def _count(self, mover: EntryMover, numbers: list[int], seconds: float) -> None:
         self.counters["logs_compacted"] += len(numbers)
         self.counters["bytes_moved"] += mover.moved_bytes
         self.counters["records_moved"] += mover.records

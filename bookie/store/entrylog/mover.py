@@ -9,8 +9,8 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`LogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about 110
-bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
+`EntryLogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about
+110 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -191,10 +191,10 @@ def group_moves(
 # -------------------------------------------------------------------------------------------------------- survey
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
-# `LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory and
-# does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living ledgers is
-# exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in many small
-# pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
+# `EntryLogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
+# and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
+# ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
+# many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
 
 
 _CANDIDATES_MAX = 1 << 14
@@ -212,7 +212,7 @@ class DeletedLedgers:
         return at >= 0 and ledger <= self._lasts[at]
 
 
-class LogSurvey:
+class EntryLogSurvey:
     """Counts the living bytes of one log, a part per `step`. `opened`: the end of the committed bytes if the log is
     open.
     """
@@ -288,7 +288,7 @@ _RECORD_BYTES_MAX = 16 << 20
 """Length above which a record is damage: no entry is that large."""
 
 
-class Mover:
+class EntryMover:
     """Moves living entries of closed logs to the cold log, a slice at a time."""
 
     def __init__(

@@ -213,7 +213,7 @@ class Bucket(msgspec.Struct, eq=False):
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
-class Buckets(msgspec.Struct):
+class DelayBucketIndex(msgspec.Struct):
     """The buckets of a subscription, and those of their keys that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)

@@ -54,7 +54,7 @@ from .delay_buckets import (
     NEVER,
     TIME,
     Bucket,
-    Buckets,
+    DelayBucketIndex,
     DelayKeys,
     DelaySegment,
     ReadDelaySegments,
@@ -83,7 +83,7 @@ class _Memory:
     def __init__(self) -> None:
         self.held: dict[int, BitMap] = {}
         self.fresh: list[int] = []  # a heap of keys
-        self.buckets = Buckets()
+        self.buckets = DelayBucketIndex()
         self.lost: dict[int, BitMap] = {}
 
 

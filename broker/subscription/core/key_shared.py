@@ -37,7 +37,7 @@ from typing import ClassVar
 from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import LogOrderPolicy, why_no_receiver
-from .key_slots import NOTHING, Slot, Slots
+from .key_slots import NOTHING, KeySlots, Slot
 from .policy import (
     ActiveChanged,
     Entry,
@@ -66,7 +66,7 @@ class KeyShared:
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.candidates: Collection[Member] = self._members.values()
-        self.slots = self.waiting = Slots(self._target)
+        self.slots = self.waiting = KeySlots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.on_released, self.on_returned = self.slots.vacate_slots_of_entries, self.slots.on_returned
         self.on_entry_failed, self.on_recovered = self.slots.on_entry_failed, self.slots.on_recovered

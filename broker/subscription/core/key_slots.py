@@ -59,7 +59,7 @@ class Slot:
         return self.failures is not None and min(self.failures) < position
 
 
-class Slots:
+class KeySlots:
     """The slots that are in use. `target` (number, slot) returns the consumer that may get the slot's first waiting
     entry; None if none may yet."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from magnetar.bookie.maintenance.restore import Restorer
+from magnetar.bookie.maintenance.restore import LimboEntryRestorer
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
@@ -159,7 +159,7 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
         store, disk = bookie.store, deployment.simulation.node("b1").disk
         store.descriptors.quarantine(ledger, 4, 6)
         client = deployment.client()
-        restorer = Restorer(store, bookie.id, deployment.metadata, client)
+        restorer = LimboEntryRestorer(store, bookie.id, deployment.metadata, client)
 
         async def restore() -> str | None:
             return await deployment.simulation.spawn("b1", restorer.restore(ledger))
@@ -196,7 +196,7 @@ def test_a_ledger_is_not_whole_while_every_bookie_is_sure_not_to_have_an_entry_o
         for bookie in deployment.bookies.values():
             del bookie.store.memtable.active.ledgers[writer.ledger_id][3]
         bookie = deployment.bookies["b1"]
-        restorer = Restorer(bookie.store, bookie.id, deployment.metadata, client)
+        restorer = LimboEntryRestorer(bookie.store, bookie.id, deployment.metadata, client)
         reason = await deployment.simulation.spawn("b1", restorer.restore(writer.ledger_id))
         assert "lost everywhere" in (reason or "")
         await client.close()

@@ -27,7 +27,7 @@ from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned, allocate_ids, get_record, put_operation
+from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, put_operation
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -237,7 +237,7 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
                 await deployment.open()
                 await deployment.metadata.put("/topics/t", b"later")
 
-        async def get(self, path: str) -> Versioned | None:
+        async def get(self, path: str) -> VersionedValue | None:
             await self._again()
             return await deployment.metadata.get(path)
 

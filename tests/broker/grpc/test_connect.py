@@ -14,7 +14,7 @@ from magnetar.broker.common import token_bucket as turns
 from magnetar.broker.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
-from magnetar.broker.topic.dedup_core import Dedup
+from magnetar.broker.topic.dedup_core import DedupCore
 from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -544,7 +544,7 @@ async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
 async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Dedup, "last_sequence_id", lambda *_: 1 // 0)
+    monkeypatch.setattr(DedupCore, "last_sequence_id", lambda *_: 1 // 0)
     raw.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
     assert isinstance(await raw.error(1), InternalError)
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.placement_core import ReplicationShortfall
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import Put, Versioned, update_node
+from magnetar.metadata.store import Put, VersionedValue, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.process import real_world
@@ -64,7 +64,7 @@ class Owner:
         session: Any = self.session
         attempts = 0
 
-        def transform(node: Versioned | None) -> bytes:
+        def transform(node: VersionedValue | None) -> bytes:
             nonlocal attempts
             attempts += 1
             assert node is not None
@@ -98,7 +98,7 @@ class Owner:
         return done
 
 
-def _named(node: Versioned | None) -> bytes:
+def _named(node: VersionedValue | None) -> bytes:
     return b"-1" if node is None else node.value.split()[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.session.statistics import topic_stats
-from magnetar.broker.subscription.pump import Pump
+from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -255,8 +255,8 @@ async def test_a_reader_at_the_last_stable_position_sleeps_until_it_moves(
     async with filled(tmp_path, coordinator) as at:
         await at.consumer.receive_payloads(2)
         pumped: list[int] = []
-        honest = Pump.deliver_available_entries
-        monkeypatch.setattr(Pump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
+        honest = DeliveryPump.deliver_available_entries
+        monkeypatch.setattr(DeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
         for number in range(5):
             await at.producer.send(b"behind %d" % number)
         assert not pumped, "a plain entry behind the last stable position wakes no reader"
