@@ -48,7 +48,7 @@ Parked = tuple[Request, RequestHead, float]
 
 class RequestsOfUnknownLedgers:
     """Holds requests for ledgers that are unknown to this bookie while it reads their records in the metadata. If a
-    record permits a request, calls `introduce(ledger, key)` and then `again(parked)`; else `refuse`.
+    record permits a request, calls `record_key_of_metadata(ledger, key)` and then `again(parked)`; else `refuse`.
     """
 
     def __init__(
