@@ -32,7 +32,7 @@ from ...proto.schema import decode_version
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ...runtime.tasks import Tasks, run_then, run_to_end
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
 from . import handlers as watch
@@ -67,7 +67,7 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
-            frames, turns = await stream.receive(), TimeSlices(clock)
+            frames, turns = await stream.receive(), EventLoopSlices(clock)
             half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
             for number, frame in enumerate(frames, 1):
                 handler = handlers.get(frame.id)
@@ -263,10 +263,10 @@ class BrokerService:
     async def connect(self, stream: Connects, context: CallContext) -> None:
         await serve_connect(self._broker, stream, context)
 
-    async def read(self, stream: read.Reads, context: CallContext) -> None:
+    async def read(self, stream: read.StoreReads, context: CallContext) -> None:
         await read.serve_read(self._broker, stream, context)
 
-    async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
+    async def watch_topics(self, stream: watch.SessionWatches, context: CallContext) -> None:
         await watch.serve_topic_watch(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:

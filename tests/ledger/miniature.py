@@ -261,7 +261,7 @@ class Miniature:
         first = self.first_record.fragments[-1].first_entry
         assert entry == (self.acked[-1] + 1 if self.acked else first), "confirmations are in entry order, each once"
         self.acked.append(entry)
-        fragment, _ = m.fragment_of(self.record, entry)
+        fragment, _ = m.find_fragment_of_entry(self.record, entry)
         holders = sum(entry in self.bookies[fragment.bookies[slot]].entries for slot in self.striping.write_set(entry))
         assert holders >= self.striping.ack_quorum, "a confirmed entry is on Qa bookies of its committed fragment"
 
@@ -349,7 +349,7 @@ class Miniature:
                 "an entry said to be not stored is not in the ledger"
             )
         for entry in range(end + 1):
-            fragment, _ = m.fragment_of(self.record, entry)
+            fragment, _ = m.find_fragment_of_entry(self.record, entry)
             copies = [
                 self.bookies[fragment.bookies[slot]].entries.get(entry) for slot in self.striping.write_set(entry)
             ]

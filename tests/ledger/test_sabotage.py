@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.ledger.pending_core import PayloadAdd, PendingAdds, SendAdd, Striping
-from magnetar.ledger.reader_core import ReadBound
+from magnetar.ledger.reader_core import ReadableEntryBound
 from magnetar.ledger.recovery_core import EntryVotes, Recovery
 from magnetar.ledger.writer_core import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
 from tests.compiled import replaces_code
@@ -188,12 +188,12 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ReadBound.raise_lac
+    honest = ReadableEntryBound.advance_lac
 
-    def final(self: ReadBound, lac: int) -> None:
+    def final(self: ReadableEntryBound, lac: int) -> None:
         honest(self, lac)
         self.closed = True
 
-    monkeypatch.setattr(ReadBound, "raise_lac", final)
+    monkeypatch.setattr(ReadableEntryBound, "advance_lac", final)
     with pytest.raises(AssertionError):
         test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end()
