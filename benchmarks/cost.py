@@ -41,7 +41,7 @@ from typing import Any
 
 from .harness import Options, Run, progress, server
 from .messaging import PENDING, TOPIC, Paced, Sending, payloads
-from .probes import LargestHolderNumber, Probes
+from .probes import Counted, Probes
 from .small_sends import THREADS, Sender
 
 WARM_UP_S, PROFILED_S, PROBED_S = 1.5, 3, 1.5
@@ -366,7 +366,7 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
     return account
 
 
-def _allocated(counted: LargestHolderNumber, messages: int) -> dict[str, float]:
+def _allocated(counted: Counted, messages: int) -> dict[str, float]:
     return {name: round(number / max(1, messages), 2) for name, number in vars(counted).items()}
 
 

@@ -210,7 +210,7 @@ ROWS = {
         "4 consumers share a backlog of 1 KB, each message acknowledged", (MSG_S,),
         (
             Side(OURS, _backlog(receives.Shared, _our_url)),
-            Side(SHARE, _backlog(share.ParticipantByTopicIndex, _kafka_url)),
+            Side(SHARE, _backlog(share.Share, _kafka_url)),
         ),
     ),
     "spark-read": Row(

@@ -263,10 +263,10 @@ class BrokerService:
     async def connect(self, stream: Connects, context: CallContext) -> None:
         await serve_connect(self._broker, stream, context)
 
-    async def read(self, stream: read.StoreReads, context: CallContext) -> None:
+    async def read(self, stream: read.Reads, context: CallContext) -> None:
         await read.serve_read(self._broker, stream, context)
 
-    async def watch_topics(self, stream: watch.SessionWatches, context: CallContext) -> None:
+    async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
         await watch.serve_topic_watch(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:

@@ -44,7 +44,7 @@ from ..produce.producer import Half as AsyncHalf
 from ..produce.producer import Producer as AsyncProducer
 from ..transactions.coordinators import SinkStatus
 from ..transactions.transaction import Transaction as AsyncTransaction
-from ..transactions.transaction import WaitForNextAttempt
+from ..transactions.transaction import Wait
 from .facade import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
         """
         return self._inner.state
 
-    def commit(self, wait: WaitForNextAttempt = "durable") -> None:
+    def commit(self, wait: Wait = "durable") -> None:
         """Commits the transaction. Returns when this is durable, or with `wait` "visible" when all consumers may see
         it. May be called again.
 
@@ -366,7 +366,7 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
         """
         self._finish(self._current().prepare(until))
 
-    def abort(self, wait: WaitForNextAttempt = "durable") -> None:
+    def abort(self, wait: Wait = "durable") -> None:
         """Aborts the transaction: nothing of it counts; messages that it acknowledged are delivered again. May be
         called again. Raises TransactionEnded if it is committed, or may be; OutcomeUnknown if it was prepared, and its
         coordinator does not answer.

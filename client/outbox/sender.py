@@ -42,7 +42,7 @@ from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
 from .relay_core import RelayCore
 from .rows import DeduplicationOff, KeyForm, parse_schema
-from .together_core import ProcessParts
+from .together_core import Parts
 from .values_core import ClaimedRow, Effect, RelaySettings, RowsOutcome
 
 _LOG = logging.getLogger("magnetar.outbox")
@@ -225,10 +225,10 @@ class RelaySender:
         self._tell(lambda core, now: core.on_group_done(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
-    def send_in_transaction(self, parts: ProcessParts) -> None:
+    def send_in_transaction(self, parts: Parts) -> None:
         shared_loop_thread().start_soon(self._send_flight(parts))
 
-    async def _send_flight(self, parts: ProcessParts) -> None:
+    async def _send_flight(self, parts: Parts) -> None:
         try:
             landed = await self._run_transaction(parts)
         except Exception as error:  # a fault of ours must not leave the relay waiting
@@ -238,7 +238,7 @@ class RelaySender:
             self._transaction = None
         self._tell(lambda core, now: core.on_transaction_done(*landed, now))
 
-    async def _run_transaction(self, parts: ProcessParts) -> _TransactionOutcome:
+    async def _run_transaction(self, parts: Parts) -> _TransactionOutcome:
         try:
             txn = self._transaction = await self._begin()
         except PulsarException as error:

@@ -22,7 +22,7 @@ import sys
 import time
 
 from tests.mutants.bank import BANK, CLUSTER, NO_COUNTERPART, PROTOCOL
-from tests.mutants.hunt import KillProcess, hunt
+from tests.mutants.hunt import Kill, hunt
 
 SEEDS_MAX = 10_000
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such mutant: {' '.join(unknown)}")
     wanted = [id_ for id_, each in BANK.items() if not options.ids or {id_, each.number} & {*options.ids}]
     begun = time.perf_counter()
-    kills: list[KillProcess] = []
+    kills: list[Kill] = []
     # Each mutant gets a process of its own: what one broke must not be left for the next.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context, max_tasks_per_child=1) as pool:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if figures["alive"] else 0
 
 
-def _report(kill: KillProcess) -> None:
+def _report(kill: Kill) -> None:
     mutant = BANK[kill.id]
     how = f"{kill.seeds} seeds" if mutant.tier in (PROTOCOL, CLUSTER) else mutant.target
     verdict = "killed" if kill.killed else "ALIVE "
@@ -66,7 +66,7 @@ def _report(kill: KillProcess) -> None:
         print(f"      not by seeds: {mutant.why}", flush=True)
 
 
-def _figures(kills: list[KillProcess]) -> dict[str, object]:
+def _figures(kills: list[Kill]) -> dict[str, object]:
     alive = sorted(kill.id for kill in kills if not kill.killed)
     seeds = [kill.seeds for kill in kills if kill.killed and kill.seeds]
     return {

@@ -18,7 +18,7 @@ from magnetar.security.authenticator import Authenticator
 from magnetar.security.authority import add_authority, create_files, issue_broker_certificate, issue_member_certificate
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
-from tests.runtime.grpc.test_access import Gatekeeper, TransactionEnds, bearer, dial, listen, role
+from tests.runtime.grpc.test_access import Ends, Gatekeeper, bearer, dial, listen, role
 from tests.security.test_members import ANYWHERE, world_of
 from tests.security.test_token import Clock
 from tests.support.processes import run_here
@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[TransactionEnds]:
-    ends: TransactionEnds = []
+async def ends() -> AsyncIterator[Ends]:
+    ends: Ends = []
     yield ends
     for end in reversed(ends):
         await end.close()
@@ -76,7 +76,7 @@ def test_a_file_of_many_public_keys_is_refused(folder: Path) -> None:
 
 # ---------------------------------------------------------------------------------- the authority
 async def test_the_authority_of_a_listener_is_replaced_and_clients_connect_at_each_step(
-    folder: Path, ends: TransactionEnds, tmp_path: Path
+    folder: Path, ends: Ends, tmp_path: Path
 ) -> None:
     files = TlsFiles(str(folder / "broker.pem"), str(folder / "broker-key.pem"))
     serving = await listen(ends, ListenerAccess(Gatekeeper(), files))

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from magnetar.client.outbox.relay_core import RelayCore, destination_name
 from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.together_core import ProcessParts
+from magnetar.client.outbox.together_core import Parts
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
     ClaimedShard,
@@ -238,7 +238,7 @@ class TxnRelay(Relay):
         self.steps.append(arrive)
 
     # ------------------------------------------------------------------------------ flights
-    def _fly(self, parts: ProcessParts) -> None:
+    def _fly(self, parts: Parts) -> None:
         world = self.at
         if self._has_name and world.holder is not self:
             self._has_name = False
