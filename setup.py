@@ -84,7 +84,6 @@ HOT = [
     "runtime/grpc/server.py",
     "runtime/grpc/stream.py",
     "runtime/metrics.py",
-    "runtime/peer/in_flight.py",
     "runtime/peer/inside.py",
     "runtime/tcp/http2.py",
     "runtime/tcp/http2_frames.py",

@@ -183,8 +183,8 @@ def secure_latency(options: Options) -> Run:
 def connect(options: Options) -> Run:
     """Connections per second, each with a handshake, an authenticated look-up, and its end; AT_ONCE at a time."""
     from magnetar.client.connect.authentication import make_caller_access
+    from magnetar.client.connect.connections import client_world
     from magnetar.client.connect.service_url import parse_service_url
-    from magnetar.client.connect.world import client_world
     from magnetar.proto import wire_pb2 as wire
     from magnetar.runtime.network import rpc
 

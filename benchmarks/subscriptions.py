@@ -245,7 +245,7 @@ def _key_that_moves(first: str, second: str) -> str:
     """A key that is the first consumer's until the second one comes."""
     from magnetar.broker.subscription.core.policy import Member
     from magnetar.broker.subscription.core.slot_owners import HashRing
-    from magnetar.proto.routing import sticky_slot
+    from magnetar.proto.names import sticky_slot
 
     ring, newcomer = HashRing(), Member(2, second)
     ring.join(Member(1, first))

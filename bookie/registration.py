@@ -31,7 +31,7 @@ from ..runtime.network import Endpoint, World
 from ..runtime.peer.keys import PeerClientKeys
 from .store import identity
 from .store.identity import BookieIdentity
-from .store.journal.segments import JournalPosition
+from .store.journal.replay import JournalPosition
 from .store.store import Store
 
 _LOG = logging.getLogger("magnetar.bookie.node")

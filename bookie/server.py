@@ -5,7 +5,7 @@
     await bookie.close()                                     in order: no new requests, the queue is synced, files
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register. A registered bookie serves.
-In the background: registration.py, disk_monitor.py, garbage.py, limbo.py, scrub.py, repair (auto-recovery of ledgers).
+In the background: registration.py, disk_monitor.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..runtime.tasks import Supervisor, run_to_end
 from .disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
-from .maintenance.limbo import LimboRestorer, largest_allocated_ledger
 from .maintenance.repair import RepairSupervisor
 from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
+from .maintenance.restore import LimboRestorer, largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
 from .registration import NewSession, PositionRecorder, Registration
@@ -246,9 +246,8 @@ class Bookie:
 
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
-            await self._world.workers.load(f"{__package__}.admin", f"{__package__}.admin_repair")
-            from .admin import BookieAdmin
-            from .admin_repair import RepairVerbs
+            await self._world.workers.load(f"{__package__}.admin")
+            from .admin import BookieAdmin, RepairVerbs
 
             if self._admin is None:
                 metadata, clock = lambda: self._registration.metadata, self._world.clock

@@ -23,7 +23,7 @@ from ..runtime.access import CallerLimits, ListenerAccess
 from ..runtime.memory_shares import MIB, NO_LIMIT, MemoryShare
 from ..runtime.network import ByteServing, Endpoint, Serving, World
 from ..runtime.tasks import Supervisor
-from .cluster.members import MEMBERS_S
+from .cluster.ownership import MEMBERS_S
 from .common.config import BrokerConfig
 from .common.retry import LogThrottle
 from .grpc import checked as later

@@ -17,7 +17,7 @@ COMMANDS = {
         ".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."
     ),
     "broker": LazyCommand(".run.brokers", "broker", "Run a broker: owns topics, keeps nothing."),
-    "health": LazyCommand(".health", "health", "Ask a server whether it is ready, or alive; for probes."),
+    "health": LazyCommand(".check", "health", "Ask a server whether it is ready, or alive; for probes."),
     "produce": LazyCommand(".produce", "produce", "Send messages to a topic."),
     "consume": LazyCommand(".produce", "consume", "Receive messages of a topic."),
     "migrate": LazyCommand(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),

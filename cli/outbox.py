@@ -1,4 +1,4 @@
-"""`magnetar outbox`: the commands of an outbox; what they do is in client/outbox/administration.py."""
+"""`magnetar outbox`: the commands of an outbox; what they do is in client/outbox/relay.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from ..client.outbox import Relay, SQLAlchemyOutbox
-    from ..client.outbox.administration import OutboxAdmin
+    from ..client.outbox.relay import OutboxAdmin
 
 # ------------------------------------------------------------------------------------------------------ database
 # The database and table of every command of an outbox, and what is said when SQLAlchemy is missing.
@@ -48,7 +48,7 @@ class Database:
         self.outbox: SQLAlchemyOutbox = SQLAlchemyOutbox(MetaData(), table)
 
     def admin(self, *, checked: bool = True) -> OutboxAdmin:
-        from ..client.outbox.administration import OutboxAdmin
+        from ..client.outbox.relay import OutboxAdmin
 
         admin = OutboxAdmin(self.engine, self.outbox)
         if checked:

@@ -41,10 +41,9 @@ from .common.checks import (
 from .common.closing import ClosedAfterAsyncWith, close_all, timeout_when_quiet
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate_error
 from .common.loggers import StatisticsReporter, attach_logger
-from .connect.connections import Connections
+from .connect.connections import Connections, client_world
 from .connect.service_info import AutoClusterFailover, ClientCluster, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicPatternWatch
-from .connect.world import client_world
 from .consume.consumer import Consumer
 from .consume.ranges import RangeReader, Reader, StoredEntry
 from .consume.receiver_queue import ConsumerBatchReceivePolicy

@@ -1,7 +1,7 @@
 """The policies, each once: its name, its type, what it is where no operator sets it, and what it means.
 
 `AppliedPolicies` is what is in force for a topic. A level of it (`Policies`, proto/policy_levels.py) has the same
-fields, each of them perhaps None. By which names operators set them: proto/policy_table.py. A new policy is a line here
+fields, each of them perhaps None. By which names operators set them: proto/policies.py. A new policy is a line here
 and a row there.
 
 Three defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without

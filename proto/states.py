@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from . import wire_pb2 as wire
 from .errors import InvalidRequest
-from .names import Position
-from .routing import partition_of
+from .names import Position, partition_of
 
 # -------------------------------------------------------------------------------------------- subscription_types
 # The names of the subscription types. Each is derived from its line of `Subscribe.Type` in proto/wire.proto.

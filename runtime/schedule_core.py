@@ -29,7 +29,7 @@ RETRY_MAX_S = 30.0
 SOUND_S = 10.0
 """Seconds after which a process that runs is sound: if it ends later, that is a new failure, not the last one again."""
 STOP_S = 15.0
-"""Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
+"""Seconds for an end in order: half as long again as a part of a process has (runtime/process.py)."""
 
 
 class ForkProcess(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ADMINISTRATION = (
     "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
-    "proto/policy_table.py", "proto/pulsar_json.py", "client/admin",
+    "proto/policies.py", "proto/pulsar_json.py", "client/admin",
     "broker/access/table_core.py",
     "broker/rest", "broker/grpc/admin.py", "broker/session/administration.py",
     "broker/session/statistics.py", "cli/admin", "cli/run/metrics.py",

@@ -104,7 +104,7 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
     from magnetar.bookie.store.journal.group_commit_core import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.segments import JournalPosition
+    from magnetar.bookie.store.journal.replay import JournalPosition
     from magnetar.runtime.process import real_world
 
     world = real_world()
@@ -174,7 +174,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.store import disk
     from magnetar.bookie.store.journal.group_commit_core import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.segments import JournalPosition
+    from magnetar.bookie.store.journal.replay import JournalPosition
 
     path = os.path.join(directory, "mark")
     found, _ = mark.decode_mark(disk.read_file(world.files, path), uuid, path)

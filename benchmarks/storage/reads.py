@@ -244,8 +244,7 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
 
 
 async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
-    from magnetar.bookie.store.loading import StoreConfig
-    from magnetar.bookie.store.store import Store
+    from magnetar.bookie.store.store import Store, StoreConfig
     from magnetar.runtime.process import freeze_objects, real_world
 
     world = real_world()

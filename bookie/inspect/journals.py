@@ -29,7 +29,7 @@ from ..format.journal import (
     intact_records,
 )
 from ..store.boot import JOURNAL
-from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
+from ..store.journal.replay import FILLING, SPARE, SUFFIX, journal_name
 from .snapshot import (
     Damage,
     ReadableFile,

@@ -56,8 +56,7 @@ from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index import LoadedIndexGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
-from .journal.replay import JournalReader
-from .journal.segments import JournalPosition, journal_numbers
+from .journal.replay import JournalPosition, JournalReader, journal_numbers
 from .memtable import EntryTable, Memtable, Stored
 from .state_log import DataLossLog, DirectoryFacts, read_or_damaged
 from .table import LoadedIndex

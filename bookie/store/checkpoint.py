@@ -46,7 +46,7 @@ from . import disk
 from .entrylog.writer import LogNumbers, LogWriter, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
-from .journal.segments import JournalPosition
+from .journal.replay import JournalPosition
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
 from .state_log import Fact
 

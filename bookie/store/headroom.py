@@ -31,7 +31,7 @@ from . import disk
 from .checkpoint import MARK
 from .entrylog import files as log_files
 from .journal.journal import Journal
-from .journal.segments import FILLING, SPARE, SUFFIX, journal_name
+from .journal.replay import FILLING, SPARE, SUFFIX, journal_name
 
 # ------------------------------------------------------------------------------------------------------- reserve
 # The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.

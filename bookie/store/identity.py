@@ -58,7 +58,7 @@ from ...runtime.network import World
 from ..format import cookie as cookie_format
 from ..format.cookie import Cookie
 from . import boot, checkpoint, disk
-from .journal.segments import JournalPosition
+from .journal.replay import JournalPosition
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 

@@ -27,7 +27,7 @@ from ..format import mark as note
 from ..format.journal import DamagedFile
 from ..format.ledger_index import DrainedLog, LimboRow, QuarantinedEntries, QuarantineEnd, State, Tombstone
 from . import disk
-from .journal.segments import JournalPosition
+from .journal.replay import JournalPosition
 from .memtable import IntegerIntervals, Stored
 
 Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog

@@ -4,14 +4,108 @@ topics.
 The hash is CRC32 of the topic's full name (of the partition, where there are partitions). With n bundles, bundle i
 holds the hashes i·2³²/n … (i+1)·2³²/n - 1, and is called "0x40000000_0x80000000" by its bounds. The upper bound is
 exclusive, except the last one, "0xffffffff" (Pulsar's names). The number of bundles is fixed when the namespace is
-made."""
+made.
+
+Placement: which broker of a group gets a bundle that no broker owns, or that its owner gives away.
+
+    chosen = placement.choose_broker(path, brokers, now_s)
+
+The better of two candidates that are drawn at random: the less busy one if the two are BUSY_APART or more apart, else
+the one with fewer bundles. So all brokers that choose at the same time on the same old reports do not choose the same
+one. A broker that drains is no candidate. A broker reports its load in its registration (`BrokerRecord.busy_percent`,
+`bundles`), some seconds late. So what was assigned to it since it reported last counts too, for ASSIGNED_S at most:
+each such bundle as one bundle, and as busy as a bundle of the group is on average. A broker of an older Magnetar
+reports nothing: it counts as idle, with what was assigned to it.
+Guard: tests/broker/cluster/test_placement.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
+from ...metadata.records import BrokerRecord
 from ...proto.names import TopicName
+
+ASSIGNED_S = 30.0
+"""Seconds for which an assigned bundle counts if its broker does not report meanwhile: three reports could have come.
+"""
+BUSY_APART = 20.0
+"""Points of a hundred by which two brokers must differ in how busy they are, so that this decides: what two brokers
+with the same work report differs by half as much."""
+ASSIGNED_MAX = 10_000
+"""Bundles that are remembered as assigned; the oldest are forgotten first. About 150 bytes each."""
+
+
+class RandomSource(Protocol):
+    """A `random.Random`, of the caller."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class RecentlyAssignedBundle(NamedTuple):
+    """A bundle that was assigned a moment ago."""
+
+    broker: str
+    report: int  # the number of the last report of that broker then
+    at_s: float
+
+
+class Placement:
+    """Chooses brokers for bundles, and remembers what it assigned lately."""
+
+    def __init__(self, rng: RandomSource) -> None:
+        self._rng = rng
+        self._assigned: dict[str, RecentlyAssignedBundle] = {}  # by path of the owner record, oldest first
+
+    def choose_broker(self, path: str, brokers: Sequence[BrokerRecord], now_s: float) -> BrokerRecord | None:
+        """Returns the broker that should own the bundle with the owner record at `path`; None if none of `brokers` may
+        get bundles. The choice counts as assigned from now on."""
+        candidates = [each for each in brokers if not each.draining]
+        if not candidates:
+            return None
+        self._forget(now_s)
+        self._assigned.pop(path, None)
+        chosen = candidates[self._rng.randrange(len(candidates))]
+        others = [each for each in candidates if each is not chosen]
+        if others:
+            chosen = self._better(chosen, others[self._rng.randrange(len(others))], candidates)
+        self._assigned[path] = RecentlyAssignedBundle(chosen.name, chosen.report, now_s)
+        return chosen
+
+    def _better(self, one: BrokerRecord, other: BrokerRecord, candidates: Sequence[BrokerRecord]) -> BrokerRecord:
+        bundles = sum(each.bundles for each in candidates)
+        each_busy = sum(each.busy_percent for each in candidates) / bundles if bundles else 0.0
+        added, added_other = self._count_assigned(one), self._count_assigned(other)
+        apart = (one.busy_percent + added * each_busy) - (other.busy_percent + added_other * each_busy)
+        if abs(apart) >= BUSY_APART:
+            return one if apart < 0 else other
+        return one if one.bundles + added <= other.bundles + added_other else other
+
+    def _count_assigned(self, broker: BrokerRecord) -> int:
+        return sum(each.broker == broker.name and each.report == broker.report for each in self._assigned.values())
+
+    def _forget(self, now_s: float) -> None:
+        while self._assigned:
+            oldest = next(iter(self._assigned))
+            if len(self._assigned) < ASSIGNED_MAX and now_s - self._assigned[oldest].at_s < ASSIGNED_S:
+                return
+            del self._assigned[oldest]
+
+
+class LoadReport(NamedTuple):
+    """The load of a broker as it reports it."""
+
+    busy_percent: int  # of one core, by its process
+    bundles: int  # owned, and coordinators
+
+    def differs_enough_to_report(self, told: BrokerRecord) -> bool:
+        """Whether the load differs noticeably from what was told: an idle cluster writes nothing."""
+        busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
+        return busy >= BUSY_APART / 2 or bundles > told.bundles // 10
+
 
 HASHES = 1 << 32
 BUNDLES_MAX = 1 << 12

@@ -1,7 +1,7 @@
 """Ownership of bundles of topics: an ephemeral record with the name of the broker that owns the bundle.
 
 The first broker that is asked for a bundle without an owner decides who gets it. Brokers of one group (`share_group`)
-share the bundles: the one that is asked chooses a broker of its group (placement_core.py), and takes the bundle itself
+share the bundles: the one that is asked chooses a broker of its group (bundles_core.py), and takes the bundle itself
 or *assigns* it to the other: it makes the owner record with the other's name. A broker that reads a record with its own
 name and does not own the bundle takes it, by a record of its own session. Without a group a broker takes what it is
 asked for. Guard: tests/broker/cluster/test_share_group.py.
@@ -34,6 +34,15 @@ One request for a bundle runs at a time. So if a record has this broker's name a
 certainly an assignment, or one of an earlier session, and not one that is just being created for another request.
 Deleting that one would let another broker take the bundle while this one still believes that it owns it, and its
 consumers would wait at a topic to which no producer writes. Guard: tests/broker/cluster/test_ownership.py.
+
+The brokers and bookies of the cluster as the metadata lists them, or, while it does not answer, as it did last.
+
+    found = await members.read(store)       after METADATA_S at most
+    found.away_ms                           0, or when the metadata answered last: the lists are as of then, or older
+
+For what an operator is shown, which is wanted most while the metadata is away. A broker reads the lists once in
+MEMBERS_S, so that it knows them before it is asked. Nothing is decided by them: who owns, and where ledgers are made,
+asks the metadata itself. Guarding tests: tests/broker/session/test_summaries.py.
 """
 
 from __future__ import annotations
@@ -44,7 +53,7 @@ import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -59,6 +68,7 @@ from ...metadata.records import (
     Record,
     encode,
 )
+from ...metadata.session import MetadataUse
 from ...metadata.store import (
     ABSENT,
     Delete,
@@ -71,10 +81,10 @@ from ...metadata.store import (
 )
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
+from ...runtime.clock import Clock
 from ...runtime.tasks import run_to_end
 from ..common.retry import SharedCallsByKey
-from .bundles_core import bundle_name, bundle_number
-from .placement_core import LoadReport, Placement
+from .bundles_core import LoadReport, Placement, bundle_name, bundle_number
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -376,3 +386,38 @@ class Ownership:
 
 def _path_of(topic: TopicName, number: int, bundles: int) -> str:
     return paths.bundle_owner(topic.tenant, topic.namespace, bundle_name(number, bundles))
+
+
+METADATA_S = 2.0
+"""Seconds to wait for the lists: a thousand records take one."""
+MEMBERS_S = 60.0
+"""Seconds between two readings by a broker that is not asked: of 100 brokers and 100 bookies, 350 reads a second."""
+
+
+class ClusterMembers(NamedTuple):
+    """The registered brokers and bookies. `away_ms`: milliseconds since the epoch, see above."""
+
+    brokers: tuple[BrokerRecord, ...] = ()
+    bookies: tuple[BookieRecord, ...] = ()
+    away_ms: int = 0
+
+
+class KnownMembers:
+    """The lists of one broker, over all its metadata sessions."""
+
+    def __init__(self, clock: Clock, use: MetadataUse) -> None:
+        self._clock = clock
+        self._use = use
+        self._last = ClusterMembers()
+
+    async def read(self, store: MetadataStore | None) -> ClusterMembers:
+        """Returns the lists; the last ones if they cannot be read in time. `store`: None while there is no session."""
+        try:
+            if store is not None:
+                async with asyncio.timeout(METADATA_S):
+                    brokers, bookies = await list_brokers(store), await list_bookies(store)
+                self._last = ClusterMembers(tuple(brokers), tuple(bookies))
+                return self._last
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("the lists of brokers and bookies are not read: %s", error or "too slow")
+        return self._last._replace(away_ms=max(1, self._clock.wall_ms() - round(1000 * self._use.silent_s)))

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from ...proto.entry import chunk_uuid, distinct_keys, parse_stored_head, single_entry_key
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
-from ...proto.names import Position
-from ...proto.routing import sticky_slot
+from ...proto.names import Position, sticky_slot
 from ...runtime.files import Buffer
 from .unfolding import is_slow_to_parse
 

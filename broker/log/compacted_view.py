@@ -23,8 +23,14 @@ from ...proto.states import TopicState
 from ...runtime.network import World
 from .cache import StoredEntry
 from .committed_shape_core import CommittedShape
-from .compacted_format import DamagedCompaction, SurvivorRow, decode_survivor, decode_table_piece, decode_table_rows
-from .compaction_core import last_batch_index
+from .compaction_core import (
+    DamagedCompaction,
+    SurvivorRow,
+    decode_survivor,
+    decode_table_piece,
+    decode_table_rows,
+    last_batch_index,
+)
 from .log import ReadableLog, SegmentReader
 from .log_shape_core import LogShape, Span, bisect_entries
 from .reader import PositionOfIndex
@@ -33,7 +39,7 @@ from .snapshot_ledger import StateLedgers
 # ------------------------------------------------------------------------------------------------- compacted_log
 # Reading a compacted ledger: by original position and by time. And the places of the topic as its readers see them.
 #
-# `CompactedLedger` is one compacted ledger, open: its table (broker/log/compacted_format.py) is in memory, two bytes at
+# `CompactedLedger` is one compacted ledger, open: its table (broker/log/compaction_core.py) is in memory, two bytes at
 # most for each entry that survives. `CompactedShape` is the log's shape with the ledgers before it that were trimmed
 # and of which something survives: a consumer that reads compacted still sees them. It follows the log's own shape.
 

@@ -47,9 +47,16 @@ from ...runtime.network import World
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
-from .compacted_format import SurvivorRow, encode_survivor, encode_table
 from .compacted_view import CompactedLedger, CompactedView
-from .compaction_core import KEY_BYTES, KeySurvey, compact_entry, parse_entry
+from .compaction_core import (
+    KEY_BYTES,
+    KeySurvey,
+    SurvivorRow,
+    compact_entry,
+    encode_survivor,
+    encode_table,
+    parse_entry,
+)
 from .log import Log, ReadableLog
 from .log_shape_core import LogShape, TrimLimit
 from .managed_ledger import TopicFenced

@@ -41,9 +41,8 @@ from ...runtime.tasks import Tasks, run_to_end, run_together
 from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
-from ..cluster.members import ClusterMembers, KnownMembers
 from ..cluster.orphans import Orphan, OrphanSearch, delete_orphans, find_orphans
-from ..cluster.ownership import Ownership, list_bookies, list_brokers, list_drains
+from ..cluster.ownership import ClusterMembers, KnownMembers, Ownership, list_bookies, list_brokers, list_drains
 from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
@@ -51,9 +50,8 @@ from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
-from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
+from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemory
-from ..log.skip_lost import SkipLostRequest
 from ..log.slow_publishes import SlowPublishes
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
@@ -469,7 +467,7 @@ class TopicManager:
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Reports the load of this broker (broker/cluster/placement_core.py)."""
+        """Reports the load of this broker (broker/cluster/bundles_core.py)."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
@@ -483,8 +481,8 @@ class TopicManager:
         return await list_brokers(self._open().metadata)
 
     async def read_members(self) -> ClusterMembers:
-        """Returns the registered brokers and bookies, or those last known, in bounded time (broker/cluster/members.py).
-        """
+        """Returns the registered brokers and bookies, or those last known, in bounded time
+        (broker/cluster/ownership.py)."""
         session = self._session
         return await self.members.read(None if session is None or not session.settled else session.metadata)
 
@@ -624,9 +622,9 @@ class TopicManager:
         await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
-        """Marks lost entries as skipped (broker/log/skip_lost.py); returns their ranges. Unloads the topic before and
-        after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if the
-        list changes again and again."""
+        """Marks lost entries as skipped (broker/log/managed_ledger.py); returns their ranges. Unloads the topic before
+        and after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if
+        the list changes again and again."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")

@@ -17,6 +17,13 @@ before credentials expire (or after half of their life, if that is shorter) the 
 (AUTH_CHALLENGE), and again if those expire soon; without new ones of the same role the connection is closed when they
 expire. A frame or a command that is no request ends the connection, as in Pulsar's broker.
 Guarding tests: tests/broker/pulsar/.
+
+The producers of all Pulsar connections to this broker, by topic and name: detects that a producer reconnects.
+
+Pulsar's clients count how often a producer was opened (`epoch`), and identify it only by its name: the same name from
+the same host with a higher epoch is the producer that was disconnected, and replaces it.
+
+The producers, consumers and topic watchers of one connection, and the commands for them.
 """
 
 from __future__ import annotations
@@ -40,12 +47,33 @@ from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
-from . import lookup, topic_lists
+from . import lookup
+from .consumer import ConsumerHandler
 from .errors import pulsar_error_number
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
-from .handlers import HandlerTable, Take
-from .names import OpenProducers
-from .producer import payload_bytes_max
+from .producer import ProducerHandler, payload_bytes_max
+
+
+class OpenProducers:
+    """The open producers of Pulsar clients, by topic and name."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], ProducerHandler] = {}
+
+    def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
+        """Returns the instance id of the open producer that the producer of these arguments replaces, because its
+        client reconnected; "" if it replaces none."""
+        known = self._open.get((topic, name))
+        returns = known is not None and known.network == place and known.epoch < epoch
+        return known.instance if known is not None and returns else ""
+
+    def add(self, topic: str, name: str, producer: ProducerHandler) -> None:
+        self._open[topic, name] = producer
+
+    def remove(self, topic: str, name: str, producer: ProducerHandler) -> None:
+        if self._open.get((topic, name)) is producer:
+            del self._open[topic, name]
+
 
 # --------------------------------------------------------------------------------------------------- credentials
 # The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).
@@ -332,7 +360,7 @@ class PulsarConnection:
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
-        flags.supports_topic_watchers = topic_lists.supports_patterns()
+        flags.supports_topic_watchers = lookup.supports_patterns()
         self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
@@ -478,3 +506,118 @@ class PulsarConnection:
         self._memory.arrivals.discard(self)
         self._memory.requests.held -= self._counted_in
         self._memory.answers.held -= self._counted_out
+
+
+Take = Callable[[Command, memoryview], Iterator[None] | None]
+
+
+class HandlerTable:
+    """The handlers of a connection, by the ids that the client assigns. `command_handlers`: the function that handles a
+    command, by the type of the command."""
+
+    def __init__(self, connection: PulsarConnection) -> None:
+        self._connection = connection
+        self.producers: dict[int, ProducerHandler] = {}
+        self.consumers: dict[int, ConsumerHandler] = {}
+        self._lists = lookup.TopicWatchers(connection)
+        self.command_handlers: dict[int, Take] = {
+            Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
+            Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
+            Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
+            Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
+            Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
+            Command.CONSUMER_STATS: self._of_consumer,
+            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.start_watch(command.watch_topic_list),
+            Command.WATCH_TOPIC_LIST_CLOSE: lambda command,
+            rest: self._lists.stop_watch(command.watch_topic_list_close),
+        }  # fmt: skip
+
+    def list_handlers(self) -> list[ProducerHandler | ConsumerHandler]:
+        return [*self.producers.values(), *self.consumers.values()]
+
+    def take_closings(self) -> list[Awaitable[object]]:
+        """Removes all handlers and returns awaitables that end them."""
+        every = self.list_handlers()
+        self.producers.clear()
+        self.consumers.clear()
+        return [self._lists.close(), *[handler.leave() for handler in every]]
+
+    # ------------------------------------------------------------------ producers
+    def _open_producer(self, command: Command, rest: memoryview) -> None:
+        asked = command.producer
+        known = self.producers.get(asked.producer_id)
+        if known is not None and (not known.is_open or known.epoch >= asked.epoch):
+            known.answer_repeated_open(asked.request_id)
+            return
+        if known is not None:
+            known.on_replaced()
+        if self._has_ids(asked.request_id):
+            handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
+            handler.start_opening()
+
+    def _has_ids(self, request_id: int) -> bool:
+        limit = self._connection.broker.config.connection_ids
+        if len(self.producers) + len(self.consumers) < limit:
+            return True
+        text = f"a connection carries {limit} producers and consumers, and no more"
+        self._connection.send_error(request_id, InvalidRequest(text))
+        return False
+
+    def _send(self, command: Command, rest: memoryview) -> None:
+        handler = self.producers.get(command.send.producer_id)
+        if handler is not None:
+            handler.publish(command.send, rest)
+        # else it was closed while this was on its way: the client sends it again to the next one
+
+    def _close_producer(self, command: Command, rest: memoryview) -> None:
+        asked = command.close_producer
+        handler = self.producers.pop(asked.producer_id, None)
+        if handler is None:
+            self._connection.send_success(asked.request_id)
+        else:
+            self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
+
+    def remove_producer(self, handler: ProducerHandler) -> None:
+        if self.producers.get(handler.id) is handler:
+            del self.producers[handler.id]
+
+    # ------------------------------------------------------------------ consumers
+    def _subscribe(self, command: Command, rest: memoryview) -> None:
+        asked = command.subscribe
+        known = self.consumers.get(asked.consumer_id)
+        if known is not None and not known.has_sought:
+            known.answer_repeated_open(asked.request_id)
+        elif known is not None or self._has_ids(asked.request_id):
+            handler = self.consumers[asked.consumer_id] = ConsumerHandler(self._connection, asked, known)
+            handler.start_opening()
+
+    def _flow(self, command: Command, rest: memoryview) -> None:
+        handler = self.consumers.get(command.flow.consumer_id)
+        if handler is not None:
+            handler.add_permits(command.flow.messagePermits)
+
+    def _ack(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        handler = self.consumers.get(command.ack.consumer_id)
+        return handler.ack(command.ack) if handler is not None else None
+
+    def _redeliver(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        asked = command.redeliver_unacknowledged_messages
+        handler = self.consumers.get(asked.consumer_id)
+        return handler.redeliver(asked) if handler is not None else None
+
+    def _close_consumer(self, command: Command, rest: memoryview) -> None:
+        asked = command.close_consumer
+        handler = self.consumers.pop(asked.consumer_id, None)
+        if handler is None:
+            self._connection.send_success(asked.request_id)
+        else:
+            self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
+
+    def _of_consumer(self, command: Command, rest: memoryview) -> None:
+        asked = getattr(command, Command.Type.Name(command.type).lower())
+        handler = self.consumers.get(asked.consumer_id)
+        self._connection.start_request(lookup.answer_consumer_request(self._connection, command.type, asked, handler))
+
+    def remove_consumer(self, handler: ConsumerHandler) -> None:
+        if self.consumers.get(handler.id) is handler:
+            del self.consumers[handler.id]

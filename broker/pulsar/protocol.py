@@ -3,7 +3,7 @@
     serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
 
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions; lookup.py
-answers requests for owners, partitions and topics, topic_lists.py watches topics. The messages are those of
+answers requests for owners, partitions and topics, lookup.py watches topics, too. The messages are those of
 proto/pulsar.proto, in the frames of frames.py. These modules are imported by the first connection.
 """
 
@@ -17,7 +17,7 @@ from ...runtime.network import ByteStream, Endpoint
 from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig
 from ..node.topic_manager import TopicManager
-from .names import OpenProducers
+from .connection import OpenProducers
 
 if TYPE_CHECKING:
     from .frames import SharedReceiveBuffer

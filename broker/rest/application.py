@@ -28,13 +28,12 @@ from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService
 from ..node.topic_manager import TopicManager
-from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RouteRow, error_response, make_response
-from .measure import Measure
+from .call import ROUTES, BadRequest, JsonResponse, Measure, RestRequest, RouteRow, error_response, make_response
 from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.
 # isort: off
-from . import cluster_routes, schemas_routes, tenants_routes, policies_routes, namespaces_routes, transactions_routes
+from . import cluster_routes, namespaces_routes, policies, schemas_routes, transactions_routes
 from . import rows_routes, subscriptions_routes, topics_routes
 # isort: on
 
@@ -46,7 +45,7 @@ AUTHENTICATIONS = CallerLimits().authentications
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
 HANDLERS = (
-    cluster_routes, schemas_routes, tenants_routes, policies_routes, namespaces_routes, transactions_routes,
+    cluster_routes, schemas_routes, namespaces_routes, policies, namespaces_routes, transactions_routes,
     rows_routes, subscriptions_routes, topics_routes,
 )  # fmt: skip
 """The modules that have the handlers."""

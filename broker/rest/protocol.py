@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.network import ByteStream
 from ..node.topic_manager import TopicManager
-from .measure import Measure, write_empty_metrics
+from .call import Measure, write_empty_metrics
 
 if TYPE_CHECKING:
     from ..grpc.checked import CheckedService

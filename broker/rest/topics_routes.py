@@ -17,7 +17,7 @@ from ..session import statistics
 from ..session.administration import ask_broker
 from ..topic.topic import Topic
 from .call import TOPIC, BadRequest, RestRequest, register_route
-from .policies_routes import NO_STORAGE
+from .policies import NO_STORAGE
 from .stats import internal_stats_json, merge_partition_stats, topic_stats_json
 from .subscriptions_routes import message_id
 

@@ -9,7 +9,7 @@ subscription or a ledger stays where it is.
 The broker that is asked asks each other one once, never once per topic, and waits for them OTHERS_S: a broker that does
 not answer by then is named in `silent`. All of it is from memory; nothing is read from bookies or the metadata but the
 lists of brokers and bookies, which are the last known ones while the metadata does not answer
-(broker/cluster/members.py). So there is an answer within three seconds, whatever is away.
+(broker/cluster/ownership.py). So there is an answer within three seconds, whatever is away.
 Guarding tests: tests/broker/session/test_summaries.py.
 """
 
@@ -40,7 +40,7 @@ from ...proto.statistics import (
 from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
-from ..cluster.members import ClusterMembers
+from ..cluster.ownership import ClusterMembers
 from ..common.token_bucket import EventLoopSlices
 from ..node.survey import STRIDE, SurveyedTopic, TopicTotals, inspect_topic
 from ..node.topic_manager import TopicManager

@@ -4,7 +4,7 @@ the interface of a topic's parts (`TopicPart`), and the replay of the log when a
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
 - A snapshot is one write: its position and the numbers are stored together or not at all
-  (broker/topic/dedup_format.py).
+  (broker/topic/dedup.py).
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
@@ -19,26 +19,46 @@ A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after t
 policy; 0: never by time); one at a time. One that cannot be stored is retried at the next occasion; meanwhile the
 replay of a load grows.
 Guarding tests: tests/broker/topic/test_dedup.py.
+
+The stored snapshot of a topic's deduplication, as entries of its snapshot ledger.
+
+    entry = magic "MD" | version u8 | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
+
+The bodies of a snapshot's pieces, concatenated, are JSON: the position, and for each producer its name, its
+highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
+
+    {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]],"gaps":{"p":"..."}}
+
+`gaps` has of a producer the ids of aborted transactions that nothing stored has, as a portable 64-bit roaring bitmap in
+base64; a reader that does not know it takes those up to its highest id for stored.
+The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
+the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
+what a crash left. Damage is DamagedSnapshot.
+Guarding test: tests/broker/topic/test_dedup_format.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import msgspec
 from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
 from ...proto.applied import AppliedPolicies
+from ...proto.checksum import crc32c
 from ...proto.entry import parse_header, split_broker_part
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.states import LedgerStays, TopicState
+from ...proto.versions import DEDUPLICATION, check_format
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
@@ -46,9 +66,83 @@ from ..log.log import Log
 from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from . import dedup_format as stored
 from .dedup_core import DedupCore, SequenceProgress, Snapshot
 from .transactions import TopicTransactions, txn_of
+
+MAGIC = b"MD"
+PIECE_BYTES = 1 << 20
+"""Largest body of an entry: 10,000 producers fit one."""
+
+_HEAD = struct.Struct(">2sBBQII")
+_CRC = struct.Struct(">I")
+
+
+class DamagedSnapshot(ValueError):
+    """Raised if bytes are not a piece of a snapshot, or the pieces are not a snapshot."""
+
+
+class Piece(NamedTuple):
+    """A decoded entry of a snapshot ledger."""
+
+    sequence: int
+    piece: int
+    pieces: int
+    body: bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Returns True if it is the last piece of a snapshot."""
+        return self.piece == self.pieces - 1
+
+
+class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
+    ledger: int
+    entry: int
+    producers: list[tuple[str, int, str, int]]
+    gaps: dict[str, bytes] = {}
+
+
+def encode_snapshot(snapshot: Snapshot, sequence: int) -> list[bytes]:
+    """Returns the entries of the snapshot, in the order in which they are to be appended."""
+    rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
+    gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
+    body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
+    bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    return [_piece(sequence, number, len(bodies), each) for number, each in enumerate(bodies)]
+
+
+def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
+    head = _HEAD.pack(MAGIC, DEDUPLICATION.version, 0, sequence, piece, pieces)
+    return head + _CRC.pack(crc32c(body, crc32c(head))) + body
+
+
+def decode_piece(entry: bytes) -> Piece:
+    """Returns the piece that the entry contains. Raises DamagedSnapshot."""
+    if len(entry) < _HEAD.size + _CRC.size:
+        raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
+    magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
+    if magic != MAGIC:
+        raise DamagedSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
+    body = entry[_HEAD.size + _CRC.size :]
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
+        raise DamagedSnapshot("the checksum does not match")
+    check_format(DEDUPLICATION, version, "a snapshot ledger")
+    return Piece(sequence, piece, pieces, body)
+
+
+def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
+    """Returns the snapshot that these pieces contain, in order. Raises DamagedSnapshot if it is damaged."""
+    try:
+        found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedSnapshot(f"it is no snapshot: {error}") from error
+    persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
+    try:
+        gaps = {name: BitMap64.deserialize(each) for name, each in found.gaps.items()}
+    except ValueError as error:
+        raise DamagedSnapshot(f"its gaps do not parse: {error}") from error
+    return Snapshot(Position(found.ledger, found.entry), persisted, gaps)
+
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
@@ -112,20 +206,20 @@ class Deduplication:
         self._since = 0  # entries that are in no snapshot
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
         self._tasks: Tasks | None = None  # most topics have none
-        self._ledger_used: SnapshotLedger[stored.Piece] | None = None
+        self._ledger_used: SnapshotLedger[Piece] | None = None
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self.waiting: dict[str, list[asyncio.Future[None]]] | None = None  # until nothing of the producer is in flight
         self._ended = False
 
     @property
-    def _ledger(self) -> SnapshotLedger[stored.Piece]:
+    def _ledger(self) -> SnapshotLedger[Piece]:
         """Returns the snapshot ledger; made with its first use: most topics have none."""
         if self._ledger_used is None:
             ledgers = StateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
             )  # fmt: skip
-            self._ledger_used = SnapshotLedger(ledgers, stored.decode_piece, stored.DamagedSnapshot, self._alarm)
+            self._ledger_used = SnapshotLedger(ledgers, decode_piece, DamagedSnapshot, self._alarm)
         return self._ledger_used
 
     # ------------------------------------------------------------------ opening
@@ -152,9 +246,9 @@ class Deduplication:
         self.replay_start_position = snapshot.position
 
     @staticmethod
-    async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
+    async def _whole(_reader: LedgerReader, pieces: list[Piece]) -> Snapshot:
         """Returns the snapshot that consists of these pieces."""
-        return stored.decode_snapshot(pieces)
+        return decode_snapshot(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
@@ -343,7 +437,7 @@ class Deduplication:
         self._expire_producers()
         snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
-        entries = stored.encode_snapshot(snapshot, self._ledger.sequence)
+        entries = encode_snapshot(snapshot, self._ledger.sequence)
         if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append(entries):
             await self._ledger.roll(entries, partial(self._name, snapshot.position))
             self._written = 0
@@ -395,7 +489,7 @@ class Deduplication:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.is_writable:
                     self._ledger.sequence += 1
-                    await self._ledger.append(stored.encode_snapshot(self._snapshot_now(), self._ledger.sequence))
+                    await self._ledger.append(encode_snapshot(self._snapshot_now(), self._ledger.sequence))
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)

@@ -9,23 +9,47 @@ Requests go to the core in the turn of the event loop in which they are made. On
 next one has all that was decided meanwhile, and its requests are answered when it is durable. An append whose outcome
 is unknown ends this epoch: requests that wait get OutcomeUnknown, never an outcome. Guards:
 tests/broker/grpc/test_transactions.py.
+
+Several requests to coordinators that came in one RPC: one wait for all of their answers, without a task for each.
+
+    questions = CoordinatorRequests()
+    running.start_end(questions.add_question(), txn, EndVerb.COMMIT, …)    each is sent to the core in this turn
+    results = await questions.wait_answers(timeout_s)           in the order in which they were added
+
+A Question is the `request` of an intent. Its first answer counts; one without an answer in time gets TimedOut: its
+outcome is unknown.
+Guard: tests/broker/transaction/test_together.py.
+
+The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
+
+    work = HalfMessageDriver(publish, published, not_published)
+    with work.join_member() as member: …                      `await member.next_check()` returns its next check
+    work.put_check(AskHalf) | work.publish(PublishHalf)       effects of the core
+    await work.close()                                        ends the members and cancels what is being published
+
+Each half message is published by its own task, AT_ONCE at a time, within PUBLISH_S: then its transaction times out.
+What is cancelled at the end of the epoch was published in a transaction that the next epoch aborts. Guards:
+tests/client/transactions/test_halves.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, assert_never
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, assert_never
 
-from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, MagnetarError, TimedOut
+from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, MagnetarError, NotOwner, TimedOut
 from ...proto.names import Position
 from ...proto.states import TxnId, TxnState
 from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import Joined, Settlement
 from .coordinator_core import Coordinator
-from .halves import HalfMessageDriver
+from .halves_core import PUBLISH_S
 from .intents_core import (
     AbandonEpoch,
     AbortByAdmin,
@@ -61,7 +85,145 @@ from .intents_core import (
 from .log import CoordinatorLog
 from .peers import SettlementSender, SettlementTargets
 from .records_core import HalfMessage, Participant, SinkTag
-from .together import CoordinatorRequest
+
+AT_ONCE = 64
+"""Half messages that one coordinator publishes at a time."""
+
+
+class HalfMessagePublisher(Protocol):
+    """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
+
+    def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
+        """Publishes the messages; returns each topic with its receipts. If it raises, some may be in their topics, and
+        the transaction must not commit."""
+        ...
+
+
+class HalfGroupMember:
+    """A connected process of a group, which answers checks of half messages."""
+
+    def __init__(self) -> None:
+        self._asked: deque[AskHalf] = deque()
+        self._changed = asyncio.Event()
+        self._over: MagnetarError | None = None
+
+    def add_check(self, asked: AskHalf) -> None:
+        self._asked.append(asked)
+        self._changed.set()
+
+    def close(self, error: MagnetarError) -> None:
+        self._over = error
+        self._changed.set()
+
+    async def wait_check(self) -> AskHalf:
+        """Waits for the next check and returns it. Raises NotOwner if the coordinator moves."""
+        while not self._asked:
+            if self._over is not None:
+                raise self._over
+            self._changed.clear()
+            await self._changed.wait()
+        return self._asked.popleft()
+
+
+class HalfMessageDriver:
+    """The connected members that answer checks, and the tasks that publish half messages, of one coordinator."""
+
+    def __init__(
+        self, publish: HalfMessagePublisher, published: Callable[[PublishHalf, list[Participant]], None],
+        not_published: Callable[[PublishHalf, MagnetarError], None],
+    ) -> None:  # fmt: skip
+        self._publish = publish
+        self._published = published
+        self._not_published = not_published
+        self._members: dict[HalfGroupMember, None] = {}  # in the order in which they came
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._tasks = Tasks()
+
+    # ------------------------------------------------------------------ members
+    @contextmanager
+    def connect_member(self) -> Iterator[HalfGroupMember]:
+        member = HalfGroupMember()
+        self._members[member] = None
+        try:
+            yield member
+        finally:
+            self._members.pop(member, None)
+
+    def send_check(self, effect: AskHalf) -> None:
+        assert isinstance(effect.member, HalfGroupMember), "members are of this object"
+        effect.member.add_check(effect)
+
+    # ------------------------------------------------------------------ publishing
+    def start_publishing(self, effect: PublishHalf) -> None:
+        self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
+
+    async def _work(self, effect: PublishHalf) -> None:
+        try:
+            async with asyncio.timeout(PUBLISH_S), self._room:
+                listed = await self._publish(effect.txn, effect.messages)
+        except TimeoutError as error:
+            known = error if isinstance(error, MagnetarError) else TimedOut(f"not published within {PUBLISH_S:g} s")
+            self._not_published(effect, known)
+        except MagnetarError as error:
+            self._not_published(effect, error)
+        except Exception as error:  # a fault of ours must not leave the half without an end
+            _LOG.exception("a half is not published")
+            self._not_published(effect, InternalError(str(error)))
+        else:
+            self._published(effect, listed)
+
+    async def close(self) -> None:
+        for member in self._members:
+            member.close(NotOwner("the coordinator moves; look it up again"))
+        await self._tasks.close()
+
+
+class CoordinatorRequest:
+    """One request to a coordinator, and its answer as soon as it is answered."""
+
+    __slots__ = ("_together", "is_answered", "result")
+
+    def __init__(self, together: CoordinatorRequests) -> None:
+        self._together = together
+        self.is_answered = False
+        self.result: Result = None
+
+    def answer(self, result: Result) -> None:
+        if not self.is_answered:
+            self.is_answered, self.result = True, result
+            self._together.on_answered()
+
+
+class CoordinatorRequests:
+    """The requests to coordinators that came in one RPC."""
+
+    def __init__(self) -> None:
+        self._questions: list[CoordinatorRequest] = []
+        self._left = 0
+        self._all: asyncio.Future[None] | None = None
+
+    def add_request(self) -> CoordinatorRequest:
+        question = CoordinatorRequest(self)
+        self._questions.append(question)
+        self._left += 1
+        return question
+
+    def on_answered(self) -> None:
+        self._left -= 1
+        if not self._left and self._all is not None and not self._all.done():
+            self._all.set_result(None)
+
+    async def wait_answers(self, timeout_s: float) -> list[Result]:
+        """Waits for all answers; returns the results in the order of the requests, errors as values. A request without
+        an answer after `timeout_s` gets TimedOut."""
+        if self._left:
+            self._all = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all
+        late: MagnetarError = TimedOut(f"the coordinator has no answer within {timeout_s:g} s: ask again")
+        return [each.result if each.is_answered else late for each in self._questions]
+
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 

@@ -24,13 +24,35 @@ appended again to the next ledger, whose snapshot is without them: the ledger be
 record names another one. A fence was made by another owner: it ends this one at once.
 
 One call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
+
+The format of the entries of a coordinator's ledger.
+
+    entry = magic "MX" | version u8 | kind u8 | number u32 | crc32c u32 | body
+
+    kind 1  a piece of the snapshot that the ledger begins with
+    kind 2  its last piece
+    kind 3  records that were decided after it
+
+The body is JSON: a list of records (broker/transaction/records_core.py), each a list that begins with its number.
+Big-endian; `number` is the entry's id in the ledger; the checksum covers the 8 bytes before it and the body. The
+version is that of proto/versions.py. A ledger that the metadata names has a whole snapshot, because it is named after
+the snapshot is stored. An entry that does not parse is damage (DamagedCoordinator): the coordinator is not loaded, for
+it could answer "aborted" for a committed transaction.
+
+Example: an entry that says that the transactions below 7 are forgotten, as entry 3 of its ledger:
+
+    4d58 01 03 00000003 <crc32c>  [[8,7]]
+
+Guarding test: tests/broker/transaction/test_entries.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,15 +60,89 @@ from ...ledger import LedgerWriter
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
 from ...metadata.store import MetadataStore, VersionedValue, get_record, update_node, update_record
+from ...proto.checksum import crc32c
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
 from ...proto.states import EPOCH_BITS
+from ...proto.versions import COORDINATOR, check_format
 from ...runtime.network import World
 from ..common.retry import LogThrottle
 from ..log.snapshot_ledger import StateLedgers, append_and_wait
-from . import entries_format as stored
-from .entries_format import RECORDS, SNAPSHOT_END, DamagedCoordinator
 from .records_core import AnyRecord
 from .state_core import CoordinatorState
+
+MAGIC = b"MX"
+SNAPSHOT, SNAPSHOT_END, RECORDS = 1, 2, 3
+ENTRY_BYTES = 1 << 20
+"""Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
+"""
+
+_HEAD = struct.Struct(">2sBBI")
+_CRC = struct.Struct(">I")
+HEAD_BYTES = _HEAD.size + _CRC.size
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(list[AnyRecord])
+
+
+class DamagedCoordinator(ValueError):
+    """Raised when bytes are not an entry of a coordinator's ledger, or a ledger is not one of a coordinator."""
+
+
+class CoordinatorEntry(NamedTuple):
+    """A decoded entry of a coordinator's ledger."""
+
+    kind: int
+    records: list[AnyRecord]
+
+
+def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
+    """Returns the entries with these records; the first one gets the entry id `first`."""
+    bodies = _bodies(records)
+    return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
+
+
+def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
+    """Returns the entries of a snapshot with these records, with which a ledger begins."""
+    bodies = _bodies(records) or [b"[]"]
+    last = len(bodies) - 1
+    return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
+
+
+def _bodies(records: Iterable[AnyRecord]) -> list[bytes]:
+    bodies, piece, size = list[bytes](), list[bytes](), 0
+    for record in records:
+        piece.append(_ENCODER.encode(record))
+        size += len(piece[-1])
+        if size >= ENTRY_BYTES:
+            bodies.append(b"[" + b",".join(piece) + b"]")
+            piece, size = [], 0
+    if piece:
+        bodies.append(b"[" + b",".join(piece) + b"]")
+    return bodies
+
+
+def _entry(kind: int, number: int, body: bytes) -> bytes:
+    head = _HEAD.pack(MAGIC, COORDINATOR.version, kind, number)
+    return head + _CRC.pack(crc32c(body, crc32c(head))) + body
+
+
+def decode_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
+    """Decodes the entry of id `number`. Raises DamagedCoordinator, or NewerFormat if a later version wrote it."""
+    if len(entry) < HEAD_BYTES:
+        raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
+    magic, version, kind, found = _HEAD.unpack_from(entry)
+    body = entry[HEAD_BYTES:]
+    if magic != MAGIC:
+        raise DamagedCoordinator(f"{where}: entry {number} is none of a coordinator")
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
+        raise DamagedCoordinator(f"{where}: the checksum of entry {number} does not match")
+    check_format(COORDINATOR, version, where)
+    if found != number or kind not in (SNAPSHOT, SNAPSHOT_END, RECORDS):
+        raise DamagedCoordinator(f"{where}: entry {found} of kind {kind} where entry {number} belongs")
+    try:
+        return CoordinatorEntry(kind, _DECODER.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedCoordinator(f"{where}: entry {number}: {error}") from error
+
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -133,7 +229,7 @@ class CoordinatorLog:
                 some = await reader.read(read, min(read + READ_ENTRIES - 1, reader.last_entry))
                 read += len(some)
                 for each in some:
-                    entry = stored.decode_entry(bytes(each.payload), each.entry_id, where)
+                    entry = decode_entry(bytes(each.payload), each.entry_id, where)
                     if whole is not (entry.kind == RECORDS):
                         raise DamagedCoordinator(f"{where}: entry {each.entry_id} is out of its order")
                     whole = whole or entry.kind == SNAPSHOT_END
@@ -207,7 +303,7 @@ class CoordinatorLog:
         appended: then call `append`."""
         if self._writer is None or not self._writer.is_writable or self._is_full:
             return None
-        found = stored.encode_records(records, self._next_entry)
+        found = encode_records(records, self._next_entry)
         if len(found) != 1:
             return None
         self._next_entry += 1
@@ -247,7 +343,7 @@ class CoordinatorLog:
 
     async def _append(self, records: Sequence[AnyRecord]) -> None:
         assert self._writer is not None, "a roll came before"
-        found = stored.encode_records(records, self._next_entry)
+        found = encode_records(records, self._next_entry)
         await append_and_wait(self._writer, found)
         self._next_entry += len(found)
         self._bytes += sum(map(len, found))
@@ -257,7 +353,7 @@ class CoordinatorLog:
         await self._abandon()
         writer, unnamed = await self._ledgers.create(), True
         try:
-            snapshot = stored.encode_snapshot(state.snapshot())
+            snapshot = encode_snapshot(state.snapshot())
             for start in range(0, len(snapshot), AT_ONCE):
                 await append_and_wait(writer, snapshot[start : start + AT_ONCE])
             unnamed, self._unknown = False, True

@@ -17,7 +17,7 @@
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
-no owners wrote records without it. The bytes are broker/transaction/entries_format.py's.
+no owners wrote records without it. The bytes are broker/transaction/log.py's.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from typing import Any
 import click
 from click import option
 
-from ...proto.policy_table import NAMESPACES, POLICIES
+from ...proto.policies import NAMESPACES, POLICIES
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, confirm, session_command
 from .policies import ALIASES, change_policies, given_fields, policy_commands, policy_options, read_policies
-from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
+from .policies import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 # --------------------------------------------------------------------------------------------------- permissions
 # `magnetar namespaces|topics grant-permission …`: who may do what, with pulsar-admin's verbs.

@@ -15,7 +15,7 @@ from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.output import id_text
 from ..common.session import COMPLETED, SUBSCRIPTION, Session, confirm, session_command
 from ..common.units import parse_duration, parse_message_id
-from .properties import PROPERTIES
+from .policies import PROPERTIES
 from .topics import full_name
 
 subscriptions = LazyGroup(

@@ -8,12 +8,12 @@ from typing import Any
 import click
 from click import option
 
-from ...proto.policy_table import TOPICS
+from ...proto.policies import TOPICS
 from ..common.lazy import ROW, LazyCommand, LazyGroup
 from ..common.session import Session, confirm, session_command
 from .namespaces import OF_TOPICS
 from .policies import ALIASES, policy_commands
-from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
+from .policies import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
     "topics",

@@ -73,7 +73,7 @@ class _Migration:
         self._options = options
 
     async def run(self) -> None:
-        from ...client.connect.world import client_world
+        from ...client.connect.connections import client_world
         from .source import MigrationSource
 
         task = asyncio.current_task()

@@ -36,7 +36,7 @@ from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEALTH, HEARTBEAT, notify_systemd
 from ...runtime.metrics import Histogram, RecentQuantiles
 from ...runtime.tasks import Supervisor
-from ...runtime.tcp.certificates import CERTIFICATES
+from ...runtime.tcp.listening import CERTIFICATES
 from .metrics_pulsar import PulsarNames
 from .metrics_transactions import TopicTransactionSeries, add_coordinators
 

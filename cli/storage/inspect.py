@@ -107,7 +107,7 @@ def _journal_row(look: StoreInspection, number: int, advance: Callable[[int], No
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import Damage, RemovedFile
-    from ...bookie.store.journal.segments import journal_name
+    from ...bookie.store.journal.replay import journal_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
     state = "before the mark" if number < position[0] else "after the mark"

@@ -308,8 +308,8 @@ def _row(seen: IndexOverview, ledger: int, state: IndexedLedger | None) -> dict[
 
 
 def _one(look: StoreInspection, seen: IndexOverview, ledger: int, entries: bool, entry: int | None) -> None:
-    from ...bookie.inspect.entries import walk_ledger_extents
     from ...bookie.inspect.ledgers import walk_ledgers
+    from ...bookie.inspect.logs import walk_ledger_extents
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     state = next(iter(walk_ledgers(look.snapshot, seen, ledger, ledger + 1)), None)
@@ -348,7 +348,7 @@ def _extent(place: ExtentPlace) -> Row:
 
 def _journal(look: StoreInspection, ledger: int) -> str | None:
     """Returns the journal's records of the ledger after the last checkpoint, in words."""
-    from ...bookie.inspect.entries import journal_record_types
+    from ...bookie.inspect.logs import journal_record_types
 
     counts: dict[str, int] = {}
     for kind in journal_record_types(look.snapshot, ledger):
@@ -359,7 +359,7 @@ def _journal(look: StoreInspection, ledger: int) -> str | None:
 def _copies(look: StoreInspection, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
     from itertools import chain
 
-    from ...bookie.inspect.entries import find_journal_copies, find_log_copies
+    from ...bookie.inspect.logs import find_journal_copies, find_log_copies
     from ...bookie.inspect.snapshot import Damage, RemovedFile
 
     snapshot: Snapshot = look.snapshot

@@ -1,6 +1,6 @@
 """`magnetar ledgers list|show|under-replicated`: what the metadata says of ledgers and their copies.
 
-Any running bookie answers (bookie/admin_repair.py): it reads the metadata at the request.
+Any running bookie answers (bookie/admin.py): it reads the metadata at the request.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ def repair(
         from ...bookie.maintenance.repair import RepairSupervisor
         from ...bookie.server import BookieConfig
         from ...runtime.config import load
-        from ...runtime.lifecycle import ProcessParts
+        from ...runtime.process import ProcessParts
         from ...runtime.tasks import Supervisor
 
         settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair

@@ -25,9 +25,8 @@ from ...proto.operations import AnsweringBroker, Operation, answer_of
 from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..connect.authentication import make_caller_access
-from ..connect.connections import Connections, make_unreachable_error, why_unreachable
+from ..connect.connections import Connections, client_world, make_unreachable_error, why_unreachable
 from ..connect.service_url import parse_service_url
-from ..connect.world import client_world
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.settings import ClientSettings
 

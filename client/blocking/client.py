@@ -23,8 +23,7 @@ from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
 from .consumer import Consumer, ConsumerEvents, Reader
-from .facade import close_soon
-from .loop_thread import shared_loop_thread
+from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
 from .producer import Half, Producer, ThreadTransaction, Transaction
 from .table_view import TableView

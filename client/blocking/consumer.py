@@ -24,9 +24,8 @@ from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_listener
 from ..model.message_id import MessageId
-from .facade import ForkReopenedFacade, asyncio_transaction_of
 from .faces import ConsumerFace, ReaderFace
-from .loop_thread import acquire_lock, monotonic
+from .loop_thread import ForkReopenedFacade, acquire_lock, asyncio_transaction_of, monotonic
 from .producer import Transaction
 
 _LOG = logging.getLogger("magnetar.client")

@@ -45,7 +45,7 @@ from ..produce.producer import Producer as AsyncProducer
 from ..transactions.coordinators import SinkStatus
 from ..transactions.transaction import Transaction as AsyncTransaction
 from ..transactions.transaction import Wait
-from .facade import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
+from .loop_thread import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
 
 if TYPE_CHECKING:
     from .consumer import Consumer, Reader

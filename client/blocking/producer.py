@@ -36,9 +36,8 @@ from ..produce.entry_writer import NO_EXTRAS, Extras
 from ..produce.partition_producer import PartitionProducer
 from ..transactions.transaction import LEAVE_S
 from ..transactions.transaction import Transaction as AsyncTransaction
-from .facade import asyncio_transaction_of
 from .faces import HalfFace, ProducerFace, TransactionFace
-from .loop_thread import acquire_lock
+from .loop_thread import acquire_lock, asyncio_transaction_of
 
 # --------------------------------------------------------------------------------------------------- transaction
 # The blocking transaction, over the asyncio one. It is begun when it is made.
@@ -47,7 +46,7 @@ from .loop_thread import acquire_lock
 #         producer.send(b"…", txn=txn)
 #         consumer.acknowledge(message, txn=txn)
 #
-# Ctrl-C in the body aborts. Ctrl-C while it commits: it goes on (client/blocking/facade.py, `ProcessBoundFacade`).
+# Ctrl-C in the body aborts. Ctrl-C while it commits: it goes on (client/blocking/loop_thread.py, `ProcessBoundFacade`).
 # Guards: tests/client/blocking/test_blocking_transactions.py.
 
 
@@ -114,7 +113,7 @@ class Transaction(TransactionFace):
 #     half = producer.prepare(b"…", group="orders", check_key="17")
 #     half.commit()                       or rollback()
 #
-# Ctrl-C during `commit` and `rollback`: they go on (client/blocking/facade.py, `ProcessBoundFacade`). Ctrl-C
+# Ctrl-C during `commit` and `rollback`: they go on (client/blocking/loop_thread.py, `ProcessBoundFacade`). Ctrl-C
 # during `prepare` rolls back. Guards: tests/client/blocking/test_blocking_halves.py.
 
 

@@ -6,14 +6,17 @@ Every operation has one deadline (`operation_timeout_s`) that bounds all its att
 attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
 (discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False).
 Until a broker was reached it gives up sooner (`FirstConnectAttempts`).
+
+The default world of a client: that of the system, without the parts that only servers need (ZeroMQ).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -21,6 +24,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     ConnectionLost,
     MagnetarError,
+    NotAllowed,
     NotFound,
     NotOwner,
     TimedOut,
@@ -28,8 +32,25 @@ from ...proto.errors import (
 )
 from ...proto.names import TopicName
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version
-from ...runtime.access import NOTHING, CallerAccess
-from ...runtime.network import Channel, Endpoint, World, rpc
+from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
+from ...runtime.clock import SystemClock
+from ...runtime.files import Files
+from ...runtime.grpc import client
+from ...runtime.network import (
+    ByteService,
+    ByteServing,
+    ByteStream,
+    Channel,
+    Endpoint,
+    Peer,
+    PeerService,
+    PeerServing,
+    Serving,
+    World,
+    rpc,
+)
+from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
+from ...runtime.threads import SystemWorkers
 from ..common.closing import register_connecting
 from ..common.deadlines import LoopCalls
 from ..common.errors import InvalidMessage
@@ -39,6 +60,50 @@ from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
 from .discovery import UNANSWERED_S, Discovery, SilentBrokers
 from .service_url import PULSAR_PORTS, ServiceUrl
+
+
+class _ClientNetwork:
+    """The network of a client: it makes connections, and serves nothing."""
+
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        return client.connect(endpoint, access)
+
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
+        raise NotAllowed("a client serves nothing")
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+        raise NotAllowed("a client serves nothing")
+
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
+        from ...runtime.tcp import streams  # which few clients need
+
+        return await streams.connect(endpoint, tls)
+
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
+    ) -> PeerServing:
+        raise NotAllowed("a client serves nothing")
+
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer:
+        raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
+
+    def new_keys(self) -> KeyPair:
+        raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
+
+
+class _NoFiles:
+    """The files of a client: none, because the files of a server need POSIX, and a client also runs on Windows."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotAllowed("a client has no files of a server")
+
+
+def client_world() -> World:
+    """Makes the world of one client. Each client needs its own: connections belong to it, and to one event loop."""
+    return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
+
 
 # ------------------------------------------------------------------------------------------------- first_contact
 # The first contact with a broker: how long it is tried, and what is said when nothing is there.

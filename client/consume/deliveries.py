@@ -40,8 +40,7 @@ from ...proto.entry import (
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
-from ...proto.names import Position
-from ...proto.routing import sticky_slot
+from ...proto.names import Position, sticky_slot
 from ..common.errors import CryptoError
 from ..common.receive_memory import LARGE_BYTES, ReceiveMemory
 from ..core.consumer import ConsumerCore

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...proto.routing import partition_of
+from ...proto.names import partition_of
 from ..common.errors import ClientEnum
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
-from ...proto.routing import STICKY_SLOTS as HASHES_MAX
+from ...proto.names import STICKY_SLOTS as HASHES_MAX
 from ...proto.states import NUMBERS, client_name
 from ..common.checks import (
     BACKOFF,

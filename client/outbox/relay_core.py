@@ -14,8 +14,8 @@ deletes the rows up to it, and sends the others again under their ids before any
 have in flight: destination_core.py.
 
 **Units.** An atomic relay sends what one transaction of the application wrote in one transaction of the cluster:
-together_core.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open transaction
-may have it, until the topic has dropped the row as a duplicate.
+destination_core.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open
+transaction may have it, until the topic has dropped the row as a duplicate.
 
 **It stops**, with an error, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
 relay has the shard: `RelayFenced`.
@@ -36,9 +36,8 @@ from zlib import crc32
 
 from ...proto.errors import MagnetarError
 from ...proto.names import parse_number
-from .destination_core import Destination, DestinationStatus
+from .destination_core import AtomicUnits, Destination, DestinationStatus
 from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
-from .together_core import AtomicUnits
 from .values_core import (
     NONE,
     ClaimedRow,

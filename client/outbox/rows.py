@@ -12,8 +12,7 @@ from typing import TypedDict
 
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import MagnetarError
-from ...proto.names import TopicName
-from ...proto.routing import key_hash
+from ...proto.names import TopicName, key_hash
 from ...proto.schema import SchemaInfo, SchemaType
 from ...runtime.clock import SystemClock
 from ..common.errors import MessageTooBig, translate_error

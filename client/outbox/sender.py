@@ -10,7 +10,7 @@ the topic has that schema then, and the messages name its version. When the next
 opened anew, in the place of the one before: another relay's is not fenced by that. A destination is opened without a
 schema first; where the topic takes none such, with the one that it has.
 
-A flight (client/outbox/together_core.py) is a transaction: the groups of each destination one after the other, all
+A flight (client/outbox/destination_core.py) is a transaction: the groups of each destination one after the other, all
 destinations at once, then its commit. Its transactions have a name, that of the producers: the first one of a relay
 ends what an older relay left open, so that topics do not wait for its time-out.
 """
@@ -40,9 +40,9 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
+from .destination_core import Parts
 from .relay_core import RelayCore
 from .rows import DeduplicationOff, KeyForm, parse_schema
-from .together_core import Parts
 from .values_core import ClaimedRow, Effect, RelaySettings, RowsOutcome
 
 _LOG = logging.getLogger("magnetar.outbox")

@@ -7,7 +7,7 @@ sockets as in `runtime/peer/sockets.py`.
 leave as one multipart, closed at COALESCE_BYTES. The server passes all requests that have arrived to the service at
 once, and answers in the same way, per connection. Neither waits for more.
 
-**Deadlines**: `runtime/peer/in_flight.py`.
+**Deadlines**: `runtime/peer/inside.py`.
 
 **Broken connections.** The socket's monitor reports every disconnect and refused connection. All requests in flight or
 in the queue then fail at once with ConnectionLost; replies that have arrived are delivered first. A socket whose
@@ -50,7 +50,7 @@ from ..files import Buffer
 from ..network import AnswerListener, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
-from .in_flight import FutureAnswerListener, InFlight, SendQueue, message_bytes
+from .inside import FutureAnswerListener, InFlight, SendQueue, message_bytes
 from .keys import CLEAR, KeyPair, PeerClientKeys
 from .sockets import MULTIPARTS_PER_TURN, Context, LoopSocket, zmq_address
 

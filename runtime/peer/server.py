@@ -2,7 +2,7 @@
 
 In each turn of the loop it receives what has arrived, refuses requests for another process (WrongIdentity) or of
 another protocol, passes all others to the service at once, and sends the answers of a turn together, per connection. A
-connection that takes nothing now is tried again every _RETRY_S. Its queue is bounded (`runtime/peer/in_flight.py`); an
+connection that takes nothing now is tried again every _RETRY_S. Its queue is bounded (`runtime/peer/inside.py`); an
 answer above the bound is dropped and counted, and its requester gets TimedOut, which is true.
 
 **Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
@@ -28,7 +28,7 @@ from ..descriptors import PROCESS
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, encode_refusal
-from .in_flight import SendQueue, message_bytes
+from .inside import SendQueue, message_bytes
 from .keys import PeerServerKeys
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, LoopSocket, zmq_address
 

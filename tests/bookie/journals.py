@@ -19,8 +19,7 @@ from magnetar.bookie.format.journal import (
     encode_record,
     padded_size,
 )
-from magnetar.bookie.store.journal.replay import JournalReader
-from magnetar.bookie.store.journal.segments import JournalPosition, journal_name
+from magnetar.bookie.store.journal.replay import JournalPosition, JournalReader, journal_name
 from magnetar.runtime.sim.files import Disk, SimFiles
 
 UUID = bytes(range(16))

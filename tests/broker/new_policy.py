@@ -1,4 +1,4 @@
-"""A program with one more policy, "max_pigeons": a line of proto/applied.py and a row of proto/policy_table.py.
+"""A program with one more policy, "max_pigeons": a line of proto/applied.py and a row of proto/policies.py.
 
 It sets and reads it on every face and prints what each answers, as JSON; test_new_policy.py runs it.
 """
@@ -24,7 +24,7 @@ def edited(name: str, at: str, line: str) -> None:
 
 
 edited("magnetar.proto.applied", "    max_topics:", "    max_pigeons: Limit = 7  # on the roof; 0: any number")
-edited("magnetar.proto.policy_table", "POLICIES: ", """    Policy("max-pigeons", (
+edited("magnetar.proto.policies", "POLICIES: ", """    Policy("max-pigeons", (
         Field("max_pigeons", "limit", ("-n", "--max-pigeons"), "On the roof; 0: any number."),
     ), "How many pigeons.", "-n 3", rest=Rest("maxPigeons", "maxPigeons", "max_pigeons")),
 """)

@@ -1,4 +1,4 @@
-"""A new policy is a line of proto/applied.py and a row of proto/policy_table.py (new_policy.py makes one)."""
+"""A new policy is a line of proto/applied.py and a row of proto/policies.py (new_policy.py makes one)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.proto.policy_table import POLICIES
+from magnetar.proto.policies import POLICIES
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.common import names
+from magnetar.cli.common import session
 from tests.support.processes import Result, run_here
 
 pytestmark = pytest.mark.processes
@@ -154,7 +154,7 @@ def test_a_server_that_does_not_answer_is_soon_given_up_without_a_word(silent: s
     without = time.monotonic() - begun
     begun = time.monotonic()
     assert _complete("topics", "stats", "o", MAGNETAR_URL=silent) == []
-    assert time.monotonic() - begun < without + 4 * names.SOON_S, "and not the 30 s of a command"
+    assert time.monotonic() - begun < without + 4 * session.SOON_S, "and not the 30 s of a command"
 
 
 @pytest.mark.parametrize("words", [("no", "such", ""), ("topics", "stats", "x", "y", "")])

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.processes
 
 LATER = {
     "magnetar.bookie.admin": "the verbs of an operator",
-    "magnetar.bookie.admin_repair": "the verbs of an operator",
     "magnetar.bookie.inspect": "commands",
     "magnetar.broker.node.one_producer": "the first dead letter, or half message",
     "magnetar.broker.grpc.admin": "the first call of the administration",

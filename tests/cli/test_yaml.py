@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from magnetar.cli.common.yaml import yaml_lines
+from magnetar.cli.common.output import yaml_lines
 
 TEXTS = (
     "", " ", "yes", "No", "ON", "y", "n", "true", "NULL", "~", "null", "1", "1e3", "1_000", "0x1f", "0o7", "1:30",

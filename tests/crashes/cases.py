@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.store import identity
-from magnetar.bookie.store.journal.segments import JournalPosition
+from magnetar.bookie.store.journal.replay import JournalPosition
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status

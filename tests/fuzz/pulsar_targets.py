@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_incompatible, why_unreadable_by
-from magnetar.broker.pulsar import consumer, topic_lists, translate
+from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
@@ -79,7 +79,7 @@ _WORK: dict[int, tuple[Callable[[pulsar.BaseCommand, memoryview], object], ...]]
     pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.parse_subscribe(command.subscribe).check(),),
     pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.parse_schema(command.producer.schema),),
     pulsar.BaseCommand.WATCH_TOPIC_LIST: (
-        lambda command, rest: topic_lists.compile_pattern(command.watch_topic_list.topics_pattern)(
+        lambda command, rest: lookup.compile_pattern(command.watch_topic_list.topics_pattern)(
             "public/default/abc"
         ),
     ),

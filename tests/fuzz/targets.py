@@ -24,7 +24,7 @@ from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import DamagedFile, crc32c
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.grpc import translate
-from magnetar.broker.log import compacted_format as compacted
+from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription.acks import parse_entry_set
 from magnetar.broker.subscription.core.cursor_state import (
@@ -35,7 +35,7 @@ from magnetar.broker.subscription.core.cursor_state import (
     count_ranges,
     run_end,
 )
-from magnetar.broker.topic import dedup_format as dedup
+from magnetar.broker.topic import dedup
 from magnetar.ledger import peer_format as peer_heads
 from magnetar.proto import entry, policies
 from magnetar.proto import wire_pb2 as wire

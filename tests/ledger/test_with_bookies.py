@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from magnetar.bookie.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.bookie.store.loading import StoreConfig
+from magnetar.bookie.store.store import StoreConfig
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader, LedgerWriter
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 from magnetar.metadata.sqlite import SqliteStore

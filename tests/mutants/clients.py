@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.client.blocking import client as blocking
-from magnetar.client.blocking import facade as blocking_handle
+from magnetar.client.blocking import loop_thread as blocking_handle
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.peer.in_flight import InFlight
-from magnetar.runtime.peer.inside import InProcessPeer
+from magnetar.runtime.peer.inside import InFlight, InProcessPeer
 from tests.mutants.ledgers import Stack, put
 
 

@@ -202,8 +202,7 @@ def _by_outbox(
 
     from sqlalchemy import MetaData, create_engine
 
-    from magnetar.client.outbox.administration import OutboxAdmin
-    from magnetar.client.outbox.relay import Relay
+    from magnetar.client.outbox.relay import OutboxAdmin, Relay
     from magnetar.client.outbox.tables import SQLAlchemyOutbox
     from magnetar.client.outbox.values_core import RelaySettings
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.proto.routing import key_hash, partition_of, sticky_slot
+from magnetar.proto.names import key_hash, partition_of, sticky_slot
 
 
 def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:

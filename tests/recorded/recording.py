@@ -23,7 +23,7 @@ import pytest
 
 from magnetar.broker.server import Broker
 from magnetar.client.client import Client
-from magnetar.client.connect.world import client_world
+from magnetar.client.connect.connections import client_world
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.runtime import config, logs
 from magnetar.runtime.clock import SystemClock

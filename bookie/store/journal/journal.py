@@ -1,4 +1,4 @@
-"""The journal, writing side: the driver of group commit. group_commit_core.py decides; segments.py has the files,
+"""The journal, writing side: the driver of group commit. group_commit_core.py decides; replay.py has the files,
 format/journal.py their bytes, and replay.py reads them back.
 
 Rule (invariants 14, 15): a waiter is answered only after the block that holds its record is synced; waiters are
@@ -71,7 +71,7 @@ from .group_commit_core import (
     SegmentRefused,
     WriteBlock,
 )
-from .segments import JournalPosition, Segment, Segments
+from .replay import JournalPosition, Segment, Segments
 
 # -------------------------------------------------------------------------------------------------------- arenas
 # Memory for blocks that bypass the page cache: aligned, as the disk needs it, and used again in turn.

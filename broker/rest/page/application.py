@@ -2,14 +2,33 @@
 
     GET  /ui/…                  a view (views.py) in its template; `?format=json`: the value of the view
     GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
-    POST /ui/topics/…           changes the backlog of a subscription, after a preview (actions.py)
+    POST /ui/topics/…           changes the backlog of a subscription, after a preview
     POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
     GET  /ui/static/…           the style sheet, and one small module that keeps the shown view current
 
-Order: the walls (walls.py), the caller, the view, its template. The page works without its script. It is imported with
+Order: the walls, the caller, the view, its template. The page works without its script. It is imported with
 jinja2 at its first request, so a server whose page was never opened does not hold it in memory.
 
 Bounds: STREAMS_MAX streams, each of which renders its view every LIVE_S; VIEW_S for a view.
+Guarding tests: tests/broker/rest/test_page.py.
+
+What the page changes: the backlog of one subscription of a topic, in two steps.
+
+    action = parse_action(form)                     what the form asks for; raises BadRequest
+    sentence = await preview_action(call, action)   "This would …", and nothing is changed
+    await run_action(call, action)                  the operation, as the caller: authorized and audited as over REST
+
+Guarding test: test_a_backlog_is_changed_only_after_a_preview (tests/broker/rest/test_page.py).
+
+The walls of the page: what a request must have before a view runs, and the headers of every answer.
+
+    check_host(host, advertised)          against DNS rebinding: a caller that brought no credentials names an address
+    check_origin(headers)                 a change comes from a page of this server
+    FormTokens().check(cookie, token)     … and from a form that this process made for this browser
+    Sessions(clock).find(cookie)          the credentials of a caller who has logged in
+
+Names, properties and payloads are hostile: templates escape them, and `HEADERS` lets the browser run and load only what
+this server has. The page has no rights of its own: each operation is called as the caller, as over REST.
 Guarding tests: tests/broker/rest/test_page.py.
 """
 
@@ -18,10 +37,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
+import ipaddress
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
 import jinja2
@@ -30,17 +53,169 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
+from ....proto import operations as op
 from ....proto.errors import MagnetarError, Unauthenticated
 from ....proto.names import parse_number
 from ....proto.versions import PRODUCT
 from ....runtime.access import PrincipalKind
+from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
-from .actions import parse_action, preview_action, run_action
-from .formats import FILTERS
+from .formats import FILTERS, moment, number, parse_moment
 from .views import SUBSCRIPTION, VIEWS, View, find_view
-from .walls import COOKIE_MAX, HEADERS, SESSION_S, FormTokens, Sessions, check_host, check_origin, make_cookie
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer browsers send `Origin: null` with our own forms
+    "Cache-Control": "no-store",
+}
+SESSION_S = 12 * 3600
+SESSIONS_MAX = 1_000
+"""Logins at a time; the one that was used least recently ends for a further one. A login takes up to 16 KiB."""
+COOKIE_MAX = 128
+"""Characters of a cookie of ours, at most."""
+
+
+def check_host(host: str, advertised: str) -> None:
+    """Raises BadRequest (421) unless `Host` is an address, localhost or the advertised host: a name of a stranger may
+    have been pointed at this machine, so that a page of his site reads this one."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        name = ""
+    if name and name in ("localhost", advertised.lower()):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        raise BadRequest("open the page by its address, or by the name that the server advertises", 421) from None
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Raises BadRequest (403) unless a page of this server, or the user himself, made the browser send a change."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in (None, "same-origin", "none"):
+        raise BadRequest("a page of another site may change nothing here", 403)
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise BadRequest("a page of another site may change nothing here", 403)
+
+
+class FormTokens:
+    """The tokens in forms: each belongs to one browser, by its cookie, and to this run of the process."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def token_of(self, cookie: str) -> str:
+        return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
+
+    def check(self, cookie: str, token: str) -> None:
+        """Raises BadRequest (403) if the form is not of this browser and this run of the process."""
+        if not cookie or not hmac.compare_digest(self.token_of(cookie).encode(), token.encode()):
+            raise BadRequest("this form is of another session: load the page again, and send it once more", 403)
+
+
+class Session(NamedTuple):
+    """A login. `authorization` is checked anew at each request."""
+
+    authorization: str
+    end_s: float
+
+
+class Sessions:
+    """The logins of this process, by cookie."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sessions = OrderedDict[str, Session]()
+
+    def add(self, authorization: str) -> str:
+        """Returns the cookie of a new login."""
+        cookie = make_cookie()
+        self._sessions[cookie] = Session(authorization, self._clock.monotonic() + SESSION_S)
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return cookie
+
+    def find(self, cookie: str) -> str:
+        """Returns the credentials of a login; "" if there is none."""
+        session = self._sessions.get(cookie)
+        if session is None:
+            return ""
+        if session.end_s <= self._clock.monotonic():
+            self.discard(cookie)
+            return ""
+        self._sessions.move_to_end(cookie)
+        return session.authorization
+
+    def discard(self, cookie: str) -> None:
+        self._sessions.pop(cookie, None)
+
+
+def make_cookie() -> str:
+    return secrets.token_urlsafe(24)
+
+
+ACTS = ("skip", "expire", "reset")
+SECONDS_MAX = 100 * 365 * 86_400
+
+
+class PageAction(NamedTuple):
+    """A change of a backlog: skip all of it; expire what is older than `value` seconds; reset to `value` milliseconds
+    since the epoch."""
+
+    act: str
+    value: int
+
+
+def parse_action(form: Mapping[str, str]) -> PageAction:
+    """Returns what a form asks for. Raises BadRequest."""
+    act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
+    if act == "skip":
+        return PageAction(act, 0)
+    if act == "expire":
+        age_s = parse_number(text)
+        if age_s is None or not 1 <= age_s <= SECONDS_MAX:
+            raise BadRequest("the age is a number of seconds, 1 or more")
+        return PageAction(act, age_s)
+    if act == "reset":
+        return PageAction(act, parse_moment(text))
+    raise BadRequest(f"an action is one of {', '.join(ACTS)}")
+
+
+async def preview_action(call: RestRequest, action: PageAction) -> str:
+    """Returns what the action would do, as a sentence."""
+    topic, name = call.topic, call.names["subscription"]
+    await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
+    found = await call.call_owner(op.ANALYZE_BACKLOG, topic, name=name)
+    left = f"{'' if found.complete else 'at least '}{number(found.messages - found.acknowledged)}"
+    if action.act == "skip":
+        return f"This would acknowledge all {left} messages of the backlog: they are not delivered any more."
+    if action.act == "expire":
+        older = f"older than {action.value} s"
+        return f"This would acknowledge those of the {left} messages of the backlog that are {older}."
+    return (
+        f"This would move the subscription to the first message of {moment(action.value)} or later: messages after it "
+        "are delivered again, also acknowledged ones; those before it are not delivered any more."
+    )
+
+
+async def run_action(call: RestRequest, action: PageAction) -> None:
+    """Changes the backlog. Raises the errors of the operation."""
+    topic, name = call.topic, call.names["subscription"]
+    if action.act == "skip":
+        await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)
+        await call.call_owner(op.SKIP_MESSAGES, topic, name=name, messages=-1)
+    elif action.act == "expire":
+        await call.authorize(op.EXPIRE_MESSAGES, topic=topic.full, name=name)
+        await call.call_owner(op.EXPIRE_MESSAGES, topic, name=name, older_than_s=action.value)
+    else:
+        await call.authorize(op.RESET_SUBSCRIPTION, topic=topic.full, name=name)
+        await call.call_owner(op.RESET_SUBSCRIPTION, topic, name=name, publish_time_ms=action.value)
+
 
 ROOT = "/ui"
 LIVE_S = 2.0

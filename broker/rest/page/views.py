@@ -96,7 +96,7 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Auto-recovery, as a bookie says it (bookie/admin_repair.py): `status`, and the first ledgers that miss copies."""
+    """Auto-recovery, as a bookie says it (bookie/admin.py): `status`, and the first ledgers that miss copies."""
 
     status: dict[str, Any]
     alarms: tuple[Alarm, ...]

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from pyroaring import BitMap
 
-from ....proto.names import Position
-from ....proto.routing import sticky_slot
+from ....proto.names import Position, sticky_slot
 from ....proto.states import Blocked
 from .policy import ActiveChanged, Entry, Member, PolicyStatistics, SubscriptionOptions
 from .positions import PositionSet

@@ -43,7 +43,7 @@ class Entry(Protocol):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the slots of the keys of the entry's messages (proto/routing.py `sticky_slot`), that of the first
+        """Returns the slots of the keys of the entry's messages (proto/names.py `sticky_slot`), that of the first
         message first. For Key_Shared."""
         ...
 

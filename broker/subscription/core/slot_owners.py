@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from ....proto.errors import InvalidRequest
-from ....proto.routing import STICKY_SLOTS, sticky_slot
+from ....proto.names import STICKY_SLOTS, sticky_slot
 from .policy import Member, PolicyOptions
 
 POINTS = 100

@@ -14,7 +14,7 @@ from magnetar.bookie.format import cookie as cookie_format
 from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
+from magnetar.bookie.inspect import indexes, journals, ledgers, logs, snapshot, summary
 from magnetar.bookie.inspect.picture import render_html
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
@@ -124,15 +124,15 @@ def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
         _, model = await filled(simulation)
         found = look(simulation)
         for ledger in sorted({ledger for ledger, _ in model.acked}):
-            places = [each for each in entries.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
-            copies = [*entries.find_log_copies(found, places), *entries.find_journal_copies(found, ledger)]
-            assert all(isinstance(copy, entries.EntryCopy) and copy.damage is None for copy in copies)
-            present = {copy.entry for copy in copies if isinstance(copy, entries.EntryCopy)}
+            places = [each for each in logs.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
+            copies = [*logs.find_log_copies(found, places), *logs.find_journal_copies(found, ledger)]
+            assert all(isinstance(copy, logs.EntryCopy) and copy.damage is None for copy in copies)
+            present = {copy.entry for copy in copies if isinstance(copy, logs.EntryCopy)}
             acked = {entry for at, entry in model.acked if at == ledger}
             assert acked <= present or ledger == 3
             for entry in sorted(acked)[:2]:
                 assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
-                    *entries.find_log_copies(found, places, entry), *entries.find_journal_copies(found, ledger, entry)
+                    *logs.find_log_copies(found, places, entry), *logs.find_journal_copies(found, ledger, entry)
                 ]  # fmt: skip
         assert damages(found) == []
 
@@ -209,7 +209,7 @@ def test_the_journal_is_read_record_by_record() -> None:
             for offset, record in block.records_with_offsets():
                 assert file.pread(len(record.payload), offset + 25) == record.payload
         assert any(
-            copy.entry == 0 for copy in entries.find_journal_copies(found, 20) if isinstance(copy, entries.EntryCopy)
+            copy.entry == 0 for copy in logs.find_journal_copies(found, 20) if isinstance(copy, logs.EntryCopy)
         )
         await store.close()
 

@@ -10,7 +10,7 @@ from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
-from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
+from magnetar.bookie.inspect import indexes, journals, ledgers, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
@@ -46,13 +46,13 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
             assert damage[:2] == (logs.log_path(found, log), hit.offset)
             assert counted(look(simulation)) == (before[0] - 1, *before[1:])
             places = [
-                each for each in entries.walk_ledger_extents(found, hit.ledger)
+                each for each in logs.walk_ledger_extents(found, hit.ledger)
                 if isinstance(each, ExtentPlace)
                 and each.log == log
                 and each.extent.first <= hit.entry <= each.extent.last
             ]  # fmt: skip
-            (copy,) = entries.find_log_copies(look(simulation), places, hit.entry)
-            assert isinstance(copy, entries.EntryCopy)
+            (copy,) = logs.find_log_copies(look(simulation), places, hit.entry)
+            assert isinstance(copy, logs.EntryCopy)
             assert (copy.offset, copy.damage is None) == (hit.offset, False)
             flip(simulation, logs.log_path(found, log), hit.offset + at)
         assert counted(look(simulation)) == before
@@ -88,7 +88,7 @@ def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
         log = first_log(found)
         place = next(each for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace))
         flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
-        (damage,) = entries.find_log_copies(look(simulation), [place])
+        (damage,) = logs.find_log_copies(look(simulation), [place])
         assert isinstance(damage, Damage)
         assert damage[:2] == (indexes.index_path(found, log), place.table_offset)
 

@@ -19,7 +19,7 @@ from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.access.table_core import Rights
 from magnetar.broker.common.token_bucket import EventLoopSlices
 from magnetar.broker.session.backlogs import IndexRange, RangeReader
-from magnetar.broker.topic.registry import ProducerRegistry
+from magnetar.broker.topic.topic import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
 from magnetar.metadata.sqlite import SqliteStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from magnetar.broker.cluster.placement_core import ASSIGNED_S, LoadReport, Placement
+from magnetar.broker.cluster.bundles_core import ASSIGNED_S, LoadReport, Placement
 from magnetar.metadata.records import BrokerRecord
 
 

@@ -9,16 +9,19 @@ from typing import NamedTuple
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.log.compacted_format import (
+from magnetar.broker.log.compaction_core import (
     DamagedCompaction,
+    KeySurvey,
     SurvivorRow,
+    compact_entry,
     decode_survivor,
     decode_table_piece,
     decode_table_rows,
     encode_survivor,
     encode_table,
+    last_batch_index,
+    parse_entry,
 )
-from magnetar.broker.log.compaction_core import KeySurvey, compact_entry, last_batch_index, parse_entry
 from magnetar.proto.entry import (
     decode_columns,
     encode_batch,

@@ -12,8 +12,8 @@ import pytest
 import magnetar
 from magnetar.bookie.store import identity
 from magnetar.broker.log.log_shape_core import Span
+from magnetar.broker.log.managed_ledger import LOST_INDEXES
 from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.log.skip_lost import LOST_INDEXES
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire

@@ -14,7 +14,7 @@ from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
-from magnetar.broker.topic import dedup_format as stored
+from magnetar.broker.topic import dedup as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.placement_core import ReplicationShortfall

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.pulsar import topic_lists
+from magnetar.broker.pulsar import lookup
 from magnetar.broker.pulsar.lookup import topics_hash
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.errors import InvalidRequest, NotAllowed
@@ -86,16 +86,16 @@ def test_a_second_watcher_of_an_id_and_wrong_ones_are_refused_and_the_connection
 
 
 def test_a_pattern_costs_no_more_than_its_names_are_long() -> None:
-    matches = topic_lists.compile_pattern("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
+    matches = lookup.compile_pattern("persistent://public/default/(a|a)*(a|a)*(a|a)*b")
     assert not matches(f"{NS}/" + "a" * 100_000)
     assert matches(f"{NS}/ab")
 
 
 def test_without_the_library_patterns_are_refused_and_the_flag_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic_lists.supports_patterns()
+    assert lookup.supports_patterns()
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(NotAllowed, match="google-re2"):
-        topic_lists.compile_pattern("x")
+        lookup.compile_pattern("x")
     monkeypatch.undo()
     with pytest.raises(InvalidRequest, match="no pattern"):
-        topic_lists.compile_pattern("(")
+        lookup.compile_pattern("(")

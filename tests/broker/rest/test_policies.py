@@ -9,6 +9,8 @@ import pytest
 
 from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import (
+    OF_NAMESPACES,
+    OF_TOPICS,
     POLICIES,
     BacklogQuota,
     PolicyRow,
@@ -17,7 +19,6 @@ from magnetar.broker.rest.policies import (
     parse_namespace_policies,
     parse_quota,
 )
-from magnetar.broker.rest.policies_routes import OF_NAMESPACES, OF_TOPICS
 from magnetar.proto.names import NamespaceName
 from magnetar.proto.policies import NAMES, Policies
 from tests.broker.rest.http import V2, T, serving

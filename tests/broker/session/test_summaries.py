@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.cluster import members
+from magnetar.broker.cluster import ownership
 from magnetar.broker.node import survey
 from magnetar.broker.session import summaries
 from magnetar.client.admin import AdminClient
@@ -170,7 +170,7 @@ def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:
 async def test_while_the_metadata_is_away_all_that_is_known_is_answered_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "METADATA_S", 0.2)
+    monkeypatch.setattr(ownership, "METADATA_S", 0.2)
     async with cluster(tmp_path, brokers=0) as running:
         one, two = [await running.add_broker(name=name) for name in ("one", "two")]
         async with AdminClient(f"magnetar://{one.endpoint}") as admin:

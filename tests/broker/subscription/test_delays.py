@@ -23,8 +23,7 @@ from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
-from magnetar.proto.names import Position
-from magnetar.proto.routing import sticky_slot
+from magnetar.proto.names import Position, sticky_slot
 from magnetar.proto.states import Blocked
 from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 from tests.support.cluster import payloads_of

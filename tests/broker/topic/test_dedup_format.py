@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from magnetar.broker.topic import dedup_format as stored
+from magnetar.broker.topic import dedup as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.proto.names import Position
 

@@ -12,7 +12,7 @@ from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.committed_shape_core import CommittedShape
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.topic import transactions_format as stored
+from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import OpenTxn, Transactions, TxnSnapshot
 from magnetar.proto.names import Position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from magnetar.broker.topic import transactions_format as stored
+from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress
 from magnetar.broker.topic.transactions_core import AbortedEntriesOfLedger, OpenTxn
 from magnetar.proto.errors import NewerFormat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.transaction import entries_format as entries
+from magnetar.broker.transaction import log as entries
 from magnetar.broker.transaction.records_core import (
     Aborted,
     AnyRecord,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli.migrate.source import Backlog, MigrationSource, PartitionReader, SourceEntry, find_topics
-from magnetar.client.connect.world import client_world
+from magnetar.client.connect.connections import client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
 from magnetar.proto.names import Position, TopicName

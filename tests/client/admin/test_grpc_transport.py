@@ -19,7 +19,7 @@ from magnetar.client.admin.grpc_transport import (
     encode_request,
     rpc_of_operation,
 )
-from magnetar.client.connect.world import client_world
+from magnetar.client.connect.connections import client_world
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto import operations
 from magnetar.proto import statistics as values

@@ -16,8 +16,12 @@ import magnetar
 from magnetar.client import client as aio
 from magnetar.client.blocking.client import Client
 from magnetar.client.blocking.consumer import Consumer, Reader
-from magnetar.client.blocking.facade import ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
-from magnetar.client.blocking.loop_thread import shared_loop_thread
+from magnetar.client.blocking.loop_thread import (
+    ForkReopenedFacade,
+    ProcessBoundFacade,
+    asyncio_transaction_of,
+    shared_loop_thread,
+)
 from magnetar.client.blocking.producer import Half, Producer, Transaction
 from magnetar.client.blocking.table_view import TableView
 from magnetar.proto import errors as wire_errors

@@ -17,8 +17,7 @@ from magnetar.broker.session.statistics import subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
-from magnetar.proto.names import TopicName
-from magnetar.proto.routing import sticky_slot
+from magnetar.proto.names import TopicName, sticky_slot
 from tests.support.cluster import cluster
 
 EARLIEST = InitialPosition.Earliest

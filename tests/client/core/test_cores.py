@@ -25,8 +25,7 @@ from magnetar.client.core.redelivery import (
 from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
-from magnetar.proto.names import Position
-from magnetar.proto.routing import partition_of
+from magnetar.proto.names import Position, partition_of
 
 SINGLE, ROUND = PartitionsRoutingMode.UseSinglePartition, PartitionsRoutingMode.RoundRobinDistribution
 

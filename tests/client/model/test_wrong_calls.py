@@ -15,7 +15,7 @@ import magnetar
 from magnetar.client.client import Client
 from magnetar.client.model.record import Array, Map, Record
 from magnetar.client.transactions.coordinators import Batch
-from magnetar.proto import routing
+from magnetar.proto import names
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -79,9 +79,9 @@ def test_a_message_is_not_pickled_and_says_what_is() -> None:
 
 
 def test_half_a_character_as_a_key_ends_no_process() -> None:
-    for of in (routing.key_hash, routing.sticky_slot, lambda key: routing.partition_of(key, 3)):
+    for of in (names.key_hash, names.sticky_slot, lambda key: names.partition_of(key, 3)):
         with pytest.raises(UnicodeEncodeError):
             of(HIGH)
-    code = "import magnetar; from magnetar.proto.routing import key_hash; key_hash('\\ud800')"
+    code = "import magnetar; from magnetar.proto.names import key_hash; key_hash('\\ud800')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert ended.returncode == 1, "not a signal"

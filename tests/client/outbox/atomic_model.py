@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from zlib import crc32
 
+from magnetar.client.outbox.destination_core import Parts
 from magnetar.client.outbox.relay_core import RelayCore, destination_name
 from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.together_core import Parts
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
     ClaimedShard,

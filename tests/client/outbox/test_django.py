@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
-from magnetar.client.outbox.administration import OutboxAdmin
+from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import KeyForm, parse_schema
 from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
 from magnetar.proto.schema import SchemaType

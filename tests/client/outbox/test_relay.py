@@ -16,8 +16,7 @@ from sqlalchemy import Engine, MetaData, create_engine, func, select, update
 import magnetar
 import magnetar.schema
 from magnetar.admin import Admin
-from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.relay import Relay
+from magnetar.client.outbox.relay import OutboxAdmin, Relay
 from magnetar.client.outbox.rows import DeduplicationOff, KeyForm, OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import RelaySender
 from magnetar.client.outbox.store import RelayStore

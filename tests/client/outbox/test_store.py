@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, MetaData, func, select, update
 from sqlalchemy.orm import Session
 
-from magnetar.client.outbox.administration import OutboxAdmin
+from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
 from magnetar.client.outbox.store import RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
@@ -157,7 +157,7 @@ def test_partitions_without_room_are_not_claimed(engine: Engine, outbox: SQLAlch
     assert {row.destination for row in rows} == {f"{TOPIC}-partition-1", f"{TOPIC}-partition-3"}
     more, _ = claim(store, epoch, seq, replace(ALL, topics={TOPIC: (4, (0, 1, 2, 3))}))
     assert len(rows) + len(more) == 40
-    from magnetar.proto.routing import partition_of
+    from magnetar.proto.names import partition_of
 
     for row in (*rows, *more):
         assert row.key is not None

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.client.outbox.destination_core import Destination, DestinationStatus
+from magnetar.client.outbox.destination_core import AtomicUnits, Destination, DestinationStatus
 from magnetar.client.outbox.relay_core import RelayCore
 from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
-from magnetar.client.outbox.together_core import AtomicUnits
 from magnetar.client.outbox.values_core import (
     ClaimedRow,
     ClaimedShard,

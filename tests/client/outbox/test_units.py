@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, MetaData, select, update
 from sqlalchemy.orm import Session
 
-from magnetar.client.outbox.administration import OutboxAdmin
+from magnetar.client.outbox.relay import OutboxAdmin
 from magnetar.client.outbox.rows import RowState
 from magnetar.client.outbox.store import WINDOWS, RelayStore
 from magnetar.client.outbox.tables import SQLAlchemyOutbox

@@ -19,7 +19,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server as grpc_server
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer import client as peers
-from magnetar.runtime.peer import in_flight as outbox
+from magnetar.runtime.peer import inside as outbox
 from magnetar.runtime.peer import sockets
 from magnetar.runtime.peer.client import ZmqPeer
 from magnetar.runtime.peer.envelope import EnvelopeKind, encode

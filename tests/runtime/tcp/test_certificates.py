@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from magnetar.runtime.tcp import listening
-from magnetar.runtime.tcp.certificates import CertificateFiles, find_end
+from magnetar.runtime.tcp.listening import CertificateFiles, find_end
 from tests.support.certificates import Authority
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from magnetar.bookie.disk_monitor import DiskMonitor
 from magnetar.bookie.maintenance.garbage import GarbageCollector
-from magnetar.bookie.maintenance.limbo import LimboRestorer
 from magnetar.bookie.maintenance.repair import Auditor, RepairSupervisor
 from magnetar.bookie.maintenance.repair_worker import RepairWorker
+from magnetar.bookie.maintenance.restore import LimboRestorer
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import Bookie

@@ -34,8 +34,7 @@ from magnetar.bookie.store.journal.group_commit_core import (
     WriteBlock,
 )
 from magnetar.bookie.store.journal.journal import JournalRecordGroup, block_buffers
-from magnetar.bookie.store.journal.replay import JournalReader
-from magnetar.bookie.store.journal.segments import JournalPosition, Segment, Segments
+from magnetar.bookie.store.journal.replay import JournalPosition, JournalReader, Segment, Segments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault
 from magnetar.runtime.sim.files import SimFiles
 from tests.compiled import replaces_code

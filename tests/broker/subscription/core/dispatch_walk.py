@@ -31,8 +31,7 @@ from magnetar.broker.subscription.core.subscription_types import type_of
 from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
-from magnetar.proto.names import Position
-from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
+from magnetar.proto.names import STICKY_SLOTS, Position, sticky_slot
 from magnetar.proto.states import AckedEntry, Blocked, TxnId
 from tests.broker.subscription.core.shapes import Item
 

@@ -9,8 +9,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.names import Position
-from magnetar.proto.routing import sticky_slot
+from magnetar.proto.names import Position, sticky_slot
 from magnetar.proto.states import Blocked
 from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 

@@ -15,7 +15,7 @@ from magnetar.broker.subscription.core.slot_owners import (
     SplitRanges,
     StickyRanges,
 )
-from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
+from magnetar.proto.names import STICKY_SLOTS, sticky_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
 
 
