@@ -16,7 +16,7 @@ from tests.support.children import children, wait_another
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize(("processes", "bookies"), [("2", "3"), ("3", "1"), ("4", "3")])
+@pytest.mark.parametrize(("processes", "bookies"), [("3", "1"), ("4", "3")])
 def test_a_killed_process_of_a_standalone_server_loses_nothing_and_is_started_again(
     started: Processes, tmp_path: Path, processes: str, bookies: str
 ) -> None:
