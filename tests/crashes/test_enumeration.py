@@ -15,7 +15,7 @@ from tests.crashes.sites import function_of
 from tests.crashes.workload import record
 
 STATES = 1_500
-STOPS = 8
+STOPS = 5
 
 
 def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:

@@ -11,7 +11,7 @@ from tests.mutants.bank import BANK, planted
 
 SMALL = Shape((3, 3, 2), 3, 1, 1)
 STATES = 50_000
-EACH = 3_000
+EACH = 1_000
 
 
 def look(shape: Shape, states: int = EACH, *, symmetric: bool = True) -> Result:
