@@ -24,7 +24,6 @@ from magnetar.runtime.sim.files import Operation
 BOOKIE = Path(magnetar.bookie.__file__).parent
 _OURS = str(BOOKIE)
 _DISK = str(BOOKIE / "store" / "disk.py")
-_SIM = "sim"
 WRITE_BACK = "write_back"
 """The site of every sync on which nothing may rest (`disk.write_back`): it never makes anything durable here."""
 SYNCS = ("fdatasync", "sync_directory")

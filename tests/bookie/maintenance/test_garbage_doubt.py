@@ -45,7 +45,6 @@ def _flipped(path: str, at: int, bit: int) -> str:
     return path[:at] + chr(ord(path[at]) ^ 1 << bit) + path[at + 1 :]
 
 
-LEDGER_3 = paths.ledger(3)
 LOST: list[tuple[str, Callable[[str], str | None]]] = [
     ("no-record", lambda path: None),
     ("folder", lambda path: _flipped(path, 4, 1)),

@@ -23,9 +23,6 @@ from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint
 
 HERE = Endpoint("127.0.0.1", 0)
 LOOKUP, CONNECT, CLOCK = rpc("Broker", "Lookup"), rpc("Broker", "Connect"), SystemClock()
-ITEM = wire.ServerFrame(id=1, credit=1).SerializeToString()
-
-
 class Broker:
     """Its stream answers each frame with `answers` items."""
 
