@@ -9,7 +9,7 @@
 | `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
 | `curl … localhost:8080/…`      | sends that request to the server; it is answered with 200 or 204                |
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
-| `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
+| `pip install .`                | tests/docs/test_typing.py builds the wheel, installs it elsewhere, imports it   |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
 | `openssl …`                    | runs it in the folder                                                           |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
@@ -50,7 +50,6 @@ from magnetar.cli.main import root
 from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
-from tests.docs.wheel import build_and_import
 from tests.spark.kills import main as kills
 from tests.support.processes import Process, Processes
 
@@ -221,8 +220,6 @@ def _pip(place: Place, command: Command) -> None:
     assert command.words[1] == "install", command
     for wanted in command.words[2:]:
         if wanted == ".":
-            if place.is_first("pip install ."):  # several pages name it
-                build_and_import(place.folder)
             continue
         match = re.fullmatch(r"magnetar(?:\[(\w+)\])?", wanted)
         assert match, f"what is {wanted}?"
