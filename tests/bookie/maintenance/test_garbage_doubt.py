@@ -61,7 +61,7 @@ def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_unti
     gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS)
+        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS | {"gc_interval_s": 600.0})
         for ledger in gone:
             node = await cluster.metadata.get(paths.ledger(ledger))
             assert node is not None
