@@ -4,8 +4,6 @@ Workers take test after test (`--dist loadgroup`), the longest first; those that
 make, a Spark session or a cluster, stay together.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """The benchmarks as a tool: names, one JSON object on stdout, tables, pictures, comparisons. No figure is judged."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

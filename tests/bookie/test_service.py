@@ -1,7 +1,5 @@
 """The peer service: what is answered, when, and to whom (ledger protocol §1.5, §1.7, §1.9)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise

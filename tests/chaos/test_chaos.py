@@ -1,8 +1,6 @@
 """Half a minute of `python -m tests.chaos` on each metadata store, also of its transactions, and of its control; how it
 ends when it is told to; what it draws, how it waits, and a disk that forgets what was not synced."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

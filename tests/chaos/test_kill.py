@@ -1,7 +1,5 @@
 """`kill -9` under load, of each kind of process: nothing acknowledged is lost, every topic opens again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

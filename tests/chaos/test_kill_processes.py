@@ -1,7 +1,5 @@
 """`--processes N` and `kill -9` of each of them under load: nothing acknowledged is lost, and the others go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

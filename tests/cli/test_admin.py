@@ -1,7 +1,5 @@
 """Administration against a real server: what is made is listed, shown, changed and deleted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

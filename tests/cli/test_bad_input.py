@@ -1,7 +1,5 @@
 """Bad input: each ends with a code and one line that says what was wrong and what to do; nothing hangs."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

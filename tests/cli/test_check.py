@@ -1,7 +1,5 @@
 """`magnetar check publish`: what it measures, and how monitoring reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The codes are those of docs/errors.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

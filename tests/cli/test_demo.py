@@ -1,7 +1,5 @@
 """The demo as it is typed: it adds up, and nothing stays behind, however it ends."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

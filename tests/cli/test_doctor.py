@@ -1,7 +1,5 @@
 """`magnetar doctor`: what each check finds, the commands that it names, and a server and a directory that it asks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

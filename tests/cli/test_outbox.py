@@ -1,7 +1,5 @@
 """`magnetar outbox`: rows are listed, parked, revived and dropped; what is wrong has its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

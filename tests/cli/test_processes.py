@@ -1,7 +1,5 @@
 """`--processes N`: one address, log, page of metrics and end for several processes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

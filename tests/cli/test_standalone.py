@@ -1,7 +1,5 @@
 """`magnetar standalone`: one ready line, an orderly end, and everything still there after a `kill -9`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`magnetar status`, `top` and `why`: what an operator asks first."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

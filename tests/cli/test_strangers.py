@@ -3,8 +3,6 @@
 They keep no honest client out, and what they leave in the log is at most one line an address and minute, no traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """`magnetar support-bundle`: what is in it, and that no secret, payload, key or property is."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tarfile

@@ -1,7 +1,5 @@
 """docker-compose.yml as local processes: the same commands, service names and ports mapped to free loopback ports."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import socket

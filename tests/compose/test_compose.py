@@ -1,7 +1,5 @@
 """docker-compose.yml starts a cluster that works; its commands run here as local processes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

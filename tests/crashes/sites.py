@@ -10,8 +10,6 @@ The negative control (tests/crashes/control.py, and the cases) makes the syncs o
 in turn.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

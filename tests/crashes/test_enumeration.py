@@ -3,8 +3,6 @@
 By hand: `python -m tests.crashes --states 50000` before a change of the store, `--states 1000000` before a release.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.crashes import run, stops

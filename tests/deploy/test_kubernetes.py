@@ -7,8 +7,6 @@ object is checked by the schema of its kind. Without them these tests are skippe
     pip install kubernetes-validate
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -28,8 +28,6 @@
 | `docker compose up`, `exec` …  | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ Built in a copy, because a build leaves a folder that the next build would pack 
 environment of the tests has a setuptools that is new enough, else with it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every interleaving of a small protocol keeps the promises; a broken core is found; the reductions lose nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.exhaustive.search import Result, search

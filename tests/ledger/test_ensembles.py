@@ -1,7 +1,5 @@
 """Ensemble changes over real sockets: who replaces, what is stored where, and what the metadata's silence means."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 

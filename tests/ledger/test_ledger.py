@@ -1,7 +1,5 @@
 """Writer, reader and recovery over real sockets, against bookies in memory that misbehave on request."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

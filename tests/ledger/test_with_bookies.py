@@ -1,7 +1,5 @@
 """The ledger library over real bookies: journal, fsync, ZeroMQ on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

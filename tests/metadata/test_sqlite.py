@@ -1,7 +1,5 @@
 """The store on its file: group commit, what survives a kill, who may open it, and what a bad disk does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Some of the bank in a test run; all of it by `python -m tests.mutants`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

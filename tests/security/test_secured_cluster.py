@@ -1,7 +1,5 @@
 """A secured cluster of real processes works as any other, and a process without its credentials does nothing to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

@@ -1,7 +1,5 @@
 """A secured broker as an operator sets it up: the commands of docs/security.md, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import stat
 import time

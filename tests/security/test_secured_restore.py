@@ -1,8 +1,6 @@
 """A secured cluster's metadata is restored from a copy, by real processes: the bookies are asked as they are asked by
 an operator while the metadata service is there, and nobody else gets in meanwhile."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

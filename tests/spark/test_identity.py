@@ -3,8 +3,6 @@
 Readers are called as Spark calls them, in this process: the connections of one process are what is shared wrongly.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

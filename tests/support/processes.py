@@ -7,8 +7,6 @@
 Processes listen on loopback, die with the test run (also when that is killed), and work in the test's own folder.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -7,8 +7,6 @@
 For tests and benchmarks: `secured.url` and `secured.settings` are what else they need.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import magnetar

@@ -1,7 +1,5 @@
 """Ratios of the peers: how they are taken from rounds, the table, the file, the picture, the command without peers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

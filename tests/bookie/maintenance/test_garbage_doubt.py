@@ -1,7 +1,5 @@
 """A ledger is missing from the metadata: deleted by its owner, or is the metadata damaged, older, or the wrong one?"""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The store against crashes at any disk operation: acked ⊆ present ⊆ sent, fences are for ever (invariants 14–18)."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

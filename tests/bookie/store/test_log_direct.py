@@ -1,7 +1,5 @@
 """Entry logs that are written direct: the same bytes as those that are not, and as safe wherever the power fails."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

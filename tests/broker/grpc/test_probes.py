@@ -1,7 +1,5 @@
 """gRPC's standard services at a broker's port, asked by gRPC's own client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The services over real gRPC on loopback: each request of proto/wire.proto, what it promises and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

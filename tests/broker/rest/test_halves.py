@@ -1,7 +1,5 @@
 """Half messages over REST, as an operator lists and decides them. Coordinators and topics are real."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

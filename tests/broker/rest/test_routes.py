@@ -1,7 +1,5 @@
 """Routes as Pulsar's tools and client suites call them, with their statuses and bodies; one broker in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

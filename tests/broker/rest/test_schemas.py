@@ -1,7 +1,5 @@
 """Schemas over HTTP, with Pulsar's statuses and bodies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Transactions over REST: Pulsar's v3 as its tools call it, and our own routes. Topics and coordinators are real."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Durable cursors on real bookies: what is acknowledged stays so, whoever owns the topic next."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

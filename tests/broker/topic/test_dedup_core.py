@@ -6,8 +6,6 @@ than it confirmed. Then: each (producer, sequence id) stands in the log once at 
 stored (by receipt or as a duplicate) is there; and a snapshot is exactly the effect of the entries up to its position.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

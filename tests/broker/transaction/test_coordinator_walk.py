@@ -3,8 +3,6 @@
 The rules are tests/broker/transaction/judge.py's.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Half messages of one coordinator, rule by rule, in the world of tests/broker/transaction/half_world.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

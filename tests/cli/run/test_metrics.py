@@ -1,7 +1,5 @@
 """`--metrics`: what Prometheus reads is what happened; off by default."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`--metrics-compat bookkeeper`: each name of the table is on the page, with the number that ours has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

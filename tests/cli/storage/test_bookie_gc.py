@@ -1,7 +1,5 @@
 """`magnetar bookies gc` and `state`: running bookies are asked, topics are named, space comes back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What an operator tells the metadata of a stopped bookie, in the folder of a stopped standalone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`magnetar bookie inspect`: beside a running server and offline; damage is exit code 1; nothing secret is printed."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where bookies stand, said in the folder of a stopped standalone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

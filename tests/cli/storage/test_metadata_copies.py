@@ -1,7 +1,5 @@
 """Copies of the metadata with real processes: made while it runs, refused when put back by hand, restored in order."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The blocking face against a real broker: Pulsar's usual programs, and what threads may do."""
 
-from __future__ import annotations
-
 import re
 import threading
 from typing import Any

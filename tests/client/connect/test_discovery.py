@@ -1,7 +1,5 @@
 """A client that is given the port of Pulsar's protocol, or of HTTP, finds where the broker serves gRPC."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """Permits are conserved: the broker's dispatcher and the client's count in one walk; torn entries; redeliveries."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `python -m tests.client.outbox.kills --kills 200 --atomic` kills its process at random.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

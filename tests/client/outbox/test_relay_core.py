@@ -1,7 +1,5 @@
 """The relay's core in a world of values: it dies at every step, alone and twice; and what makes it stop."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An atomic relay in a world of values: of each unit readers see all or nothing, once, whatever dies; and order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What callers can hold of a gRPC listener, and what cuts those that hold it and do nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

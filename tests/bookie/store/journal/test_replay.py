@@ -1,7 +1,5 @@
 """Reading a journal back: torn tails are cut, damage is reported and stepped over, only what is whole comes back."""
 
-from __future__ import annotations
-
 import random
 from unittest import mock
 

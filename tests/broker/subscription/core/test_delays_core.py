@@ -4,8 +4,6 @@ The walk is a subscription in small: a reader that leaps as the dispatcher does,
 that keeps what was written when the broker dies, at any point between two of its writes.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The dispatcher with Exclusive and Shared: tables. Random walks of all types: test_dispatch_walk.py."""
 
-from __future__ import annotations
-
 import pytest
 from pyroaring import BitMap
 

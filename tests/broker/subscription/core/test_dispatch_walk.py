@@ -1,7 +1,5 @@
 """Random walks of every policy against a model that knows what may happen (dispatch_walk.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
