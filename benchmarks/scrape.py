@@ -17,7 +17,7 @@ from typing import Any
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.node.survey import Surveyor
+from magnetar.broker.node.survey import TopicSurveyRunner
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.subscription import NO_DELIVERIES
@@ -51,7 +51,8 @@ def stand_in(number: int, *, backlog: int = 0) -> Any:
     return SimpleNamespace(
         name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log, subscriptions={"s": subscription},
         transactions=SimpleNamespace(statistics=lambda: None),
-        maintenance=SimpleNamespace(expired=0, evicted=0, known_oldest_ms=lambda subscription: 1_000_000 + number),
+        maintenance=SimpleNamespace(expired=0, evicted=0,
+        oldest_arrival_ms_in_memory=lambda subscription: 1_000_000 + number),
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def stand_in_broker(topics: dict[str, Any], config: BrokerConfig) -> Any:
         world=SimpleNamespace(clock=clock), loaded=topics, cache=SimpleNamespace(statistics=dict), config=config,
         metrics_topics=config.metrics_topics, publish_seconds=Histogram(SECONDS), bookie_statistics=dict,
         memory=CallerMemory(), coordinators=(), metadata_use=MetadataUse(clock),
-        survey=Surveyor(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
+        survey=TopicSurveyRunner(clock, topics.values), load_seconds=Histogram(SECONDS), lookups=0,
     )  # fmt: skip
     return SimpleNamespace(topic_manager=owned)
 

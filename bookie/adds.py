@@ -129,7 +129,7 @@ SEAL_BYTES = 1 << 20
 slower."""
 
 
-class Intents:
+class AddIntentsOfTurn:
     """The intents of one turn of the event loop, in order, and their bytes. `seal` writes them as one group to the
     journal.
     """
@@ -179,13 +179,14 @@ class _Queue:
             del self._by_connection[batch.request.connection]
 
 
-class Adds:
+class AddRequests:
     """Admits the adds of a bookie. The service must call `on_request` for each, and `admit_held` when there may be room
     again; `pressure` makes the socket read slowly.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
+        self, store: Store, clock: Clock, intents: AddIntentsOfTurn,
+        newcomer: Callable[[Request, RequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
         self._store = store

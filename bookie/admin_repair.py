@@ -40,7 +40,7 @@ from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, NotFound
 from ..runtime.clock import Clock
 from .admin import Json, Options, Verb, boolean_option, check_option_names
 from .maintenance import marks
-from .maintenance.copies_core import GONE, bookies_of
+from .maintenance.copies_core import GONE, bookies_of_ledger
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class RepairVerbs:
         while len(found) <= limit and (some := list(islice(ids, 256))):
             found += [
                 record for record in await self._records(some)
-                if state in ("", record.state) and (not bookie or bookie in bookies_of(record))
+                if state in ("", record.state) and (not bookie or bookie in bookies_of_ledger(record))
             ]  # fmt: skip
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
@@ -143,7 +143,7 @@ class RepairVerbs:
         cookies = await store.children(paths.COOKIES)
         named: Counter[str] = Counter()
         for record in await self._records(await marks.list_ledgers(store, paths.LEDGERS)):
-            named.update(list(bookies_of(record)))
+            named.update(list(bookies_of_ledger(record)))
         rows: list[Json] = []
         for bookie in sorted({*available, *departing, *cookies, *named}):
             record_, state = available.get(bookie), "writable"
@@ -209,7 +209,7 @@ class RepairVerbs:
     async def _records_on(self, bookie: str) -> list[LedgerRecord]:
         """Returns the records of all ledgers that have a fragment on the bookie."""
         records = await self._records(await marks.list_ledgers(self._session(), paths.LEDGERS))
-        return [record for record in records if bookie in bookies_of(record)]
+        return [record for record in records if bookie in bookies_of_ledger(record)]
 
     async def _records(self, ledgers: Sequence[int]) -> list[LedgerRecord]:
         store = self._session()
@@ -250,7 +250,7 @@ def _short(record: LedgerRecord) -> Json:
         "entries": record.last_entry + 1 if closed else None,
         "bytes": record.length if closed else None,
         "fragments": len(record.fragments),
-        "bookies": list(bookies_of(record)),
+        "bookies": list(bookies_of_ledger(record)),
         "owner": record.properties.get("topic", ""),
     }
 

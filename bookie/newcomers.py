@@ -46,18 +46,18 @@ Parked = tuple[Request, RequestHead, float]
 """A request, its head, and when it arrived."""
 
 
-class UnknownLedgerRequests:
+class RequestsOfUnknownLedgers:
     """Holds requests for ledgers that are unknown to this bookie while it reads their records in the metadata. If a
-    record permits a request, calls `introduce(ledger, key)` and then `again(parked)`; else `refuse`.
+    record permits a request, calls `record_key_of_metadata(ledger, key)` and then `again(parked)`; else `refuse`.
     """
 
     def __init__(
-        self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
+        self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
         again: Callable[[list[Parked]], None], refuse: Callable[[Request, RequestHead, Status], None], *,
         waiting_bytes_max: int,
     ) -> None:  # fmt: skip
         self._metadata = metadata
-        self._introduce = introduce
+        self._introduce = record_key_of_metadata
         self._again = again
         self._refuse = refuse
         self._parked: dict[int, list[Parked]] = {}  # by ledger

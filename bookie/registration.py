@@ -30,7 +30,7 @@ from ..runtime.clock import Clock
 from ..runtime.network import Endpoint, World
 from ..runtime.peer.keys import PeerClientKeys
 from .store import identity
-from .store.identity import Identity
+from .store.identity import BookieIdentity
 from .store.journal.segments import JournalPosition
 from .store.store import Store
 
@@ -219,7 +219,7 @@ class PositionRecorder:
     """
 
     def __init__(
-        self, store: Store, metadata: Callable[[], MetadataStore], mine: Identity, on_first: Callable[[], None]
+        self, store: Store, metadata: Callable[[], MetadataStore], mine: BookieIdentity, on_first: Callable[[], None]
     ) -> None:
         self._store = store
         self._metadata = metadata

@@ -40,7 +40,7 @@ from .service import HELD_PARTS, BookieService
 from .store import identity
 from .store.disk import NoDescriptor, NoSpace
 from .store.entrylog.mover import CompactionPolicy
-from .store.identity import Identity
+from .store.identity import BookieIdentity
 from .store.memtable import TABLES
 from .store.state_log import DirectoryFacts
 from .store.store import Store, StoreConfig, StorePorts
@@ -119,7 +119,7 @@ class Bookie:
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
         self._went_back = False  # the metadata is an older one
-        self._identity: Identity
+        self._identity: BookieIdentity
         self._store: Store
         self._service: BookieService
         self._serving: PeerServing

@@ -56,8 +56,8 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import Adds, Intent, Intents, RequestBudget, request_memory_bytes
-from .newcomers import Parked, UnknownLedgerRequests
+from .adds import AddIntentsOfTurn, AddRequests, Intent, RequestBudget, request_memory_bytes
+from .newcomers import Parked, RequestsOfUnknownLedgers
 from .store.reads import ReadResult
 from .store.store import Store
 
@@ -104,14 +104,15 @@ class BookieService:
         self._reads_bytes_max = reads_bytes_max
         self._read_bytes_max = read_bytes_max
         self._reads_bytes = 0
-        self.newcomers: UnknownLedgerRequests | None = None  # None: any ledger may begin
+        self.newcomers: RequestsOfUnknownLedgers | None = None  # None: any ledger may begin
         if metadata is not None:
-            store.keys.require_introduction()
-            self.newcomers = UnknownLedgerRequests(
-                metadata, store.keys.introduce, self._handle_parked, self._refuse, waiting_bytes_max=held_bytes_max
+            store.keys.require_keys_before_ledgers()
+            self.newcomers = RequestsOfUnknownLedgers(
+                metadata, store.keys.record_key_of_metadata, self._handle_parked, self._refuse,
+                waiting_bytes_max=held_bytes_max
             )
-        self._intents = Intents(self._seal)
-        self.adds = Adds(
+        self._intents = AddIntentsOfTurn(self._seal)
+        self.adds = AddRequests(
             store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.add_request, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip

@@ -111,7 +111,7 @@ class Broker:
             if config.http_listen is not None:
                 self._http = await network.serve_bytes(config.http_listen, self.rest.serve, access)
             await ensure_id_counter(self._metadata)
-            await self.topic_manager.begin_ownership(
+            await self.topic_manager.start_owning_bundles(
                 self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url
             )
         except BaseException:
@@ -172,7 +172,7 @@ class Broker:
                 _LOG.exception("topics were not looked after")
             try:
                 if self.topic_manager.has_session:
-                    await self.topic_manager.transactions.load_unowned()
+                    await self.topic_manager.transactions.load_unowned_coordinators()
             except MagnetarError as error:
                 _LOG.warning("coordinators of transactions were not looked after: %s", error)
 
@@ -193,7 +193,7 @@ class Broker:
         while True:
             await asyncio.sleep(ORDERS_LOOK_S)
             try:
-                await self.topic_manager.follow_orders()
+                await self.topic_manager.follow_drain_requests()
             except MagnetarError as error:
                 if throttle.should_log(error):
                     _LOG.warning("whether this broker is to drain is not known: %s", error)
@@ -212,7 +212,7 @@ class Broker:
         while True:
             await asyncio.sleep(self._config.orphan_sweep_s)
             try:
-                await self.topic_manager.sweep_orphans()
+                await self.topic_manager.delete_orphans_if_first_broker()
             except MagnetarError as error:
                 _LOG.warning("no search for ledgers that no record names: %s", error)
 
@@ -281,7 +281,9 @@ class Broker:
             if self.topic_manager.has_session:
                 await self.topic_manager.resume(fresh)
             else:
-                await self.topic_manager.begin_ownership(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
+                await self.topic_manager.start_owning_bundles(
+                    fresh, str(self.endpoint), self.pulsar_urls, self.http_url
+                )
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.topic_manager.has_session:
@@ -302,7 +304,7 @@ class Broker:
 
     async def _drain(self) -> None:
         """Gives what this broker owns to others of its group, for `drain_timeout_s` at most."""
-        if not self._config.drain_timeout_s or not await self.topic_manager.can_move():
+        if not self._config.drain_timeout_s or not await self.topic_manager.can_release_bundles():
             return
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):

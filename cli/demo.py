@@ -33,7 +33,7 @@ import click
 
 from ..runtime.clock import SystemClock
 from .common.exits import FAILED, NOT_AVAILABLE, OK, Failure
-from .demo_flights import Delays, Route, compute_from_messages
+from .demo_flights import FlightDelays, Route, compute_from_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,7 @@ class Flights(NamedTuple):
 
     messages: Iterable[tuple[str, bytes]]
     total: int
-    expected: Callable[[], dict[Route, Delays]]
+    expected: Callable[[], dict[Route, FlightDelays]]
     judge: str
 
 
@@ -400,15 +400,15 @@ class Steps:
         self.print_step(f"Python aggregated {total:,} flights into {SINK!r}")
 
     # ------------------------------------------------------------------------------ out of the topic
-    def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
+    def consume_result(self, cluster: Cluster) -> dict[Route, FlightDelays]:
         """Consumes the result topic; returns the last row of each carrier and origin."""
         import msgspec
 
         from ..client.blocking.client import Client
         from ..client.model.settings import InitialPosition
 
-        decode = msgspec.json.Decoder(Delays).decode
-        found: dict[Route, Delays] = {}
+        decode = msgspec.json.Decoder(FlightDelays).decode
+        found: dict[Route, FlightDelays] = {}
         with Client(cluster.url) as client:
             consumer = client.subscribe(SINK, "demo", initial_position=InitialPosition.Earliest)
             last = consumer.get_last_message_id()
@@ -424,7 +424,7 @@ class Steps:
         self.print_step(f"a consumer read {rows:,} rows of {SINK!r}")
         return found
 
-    def print_table(self, found: dict[Route, Delays]) -> None:
+    def print_table(self, found: dict[Route, FlightDelays]) -> None:
         from rich import box
         from rich.table import Table
 
@@ -440,7 +440,7 @@ class Steps:
             table.add_row(row.carrier, row.origin, f"{row.flights:,}", f"{cancelled:,}", departure, arrival)
         self.console.print(table)
 
-    def compare(self, cluster: Cluster, found: dict[Route, Delays], data: Flights) -> bool:
+    def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: Flights) -> bool:
         """Compares counts and sums, row by row, and checks that the source topic contains each flight once. Returns
         whether all are equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total

@@ -52,7 +52,7 @@ class Route(NamedTuple):
     origin: str
 
 
-class Delays(msgspec.Struct):
+class FlightDelays(msgspec.Struct):
     """The sums of one carrier and origin: counts, and minutes."""
 
     carrier: str
@@ -123,7 +123,7 @@ def _plain(column: Any) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-def compute_by_pandas(frame: Frame) -> dict[Route, Delays]:
+def compute_by_pandas(frame: Frame) -> dict[Route, FlightDelays]:
     """Returns the expected result, computed by pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
@@ -133,18 +133,18 @@ def compute_by_pandas(frame: Frame) -> dict[Route, Delays]:
         arrived=("arr_delay", "count"),
         arr_delay=("arr_delay", "sum"),
     ).reset_index()
-    rows = (Delays(row[0], row[1], *map(int, row[2:])) for row in sums.itertuples(index=False))
+    rows = (FlightDelays(row[0], row[1], *map(int, row[2:])) for row in sums.itertuples(index=False))
     return {Route(row.carrier, row.origin): row for row in rows}
 
 
-def compute_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
+def compute_from_messages(payloads: Iterable[bytes]) -> dict[Route, FlightDelays]:
     """Returns the sums, computed in Python from the JSON of the messages, in place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
-    found: dict[Route, Delays] = {}
+    found: dict[Route, FlightDelays] = {}
     for payload in payloads:
         flight = decode(payload)
         route = Route(flight.carrier, flight.origin)
         if route not in found:
-            found[route] = Delays(*route)
+            found[route] = FlightDelays(*route)
         found[route].add(flight)
     return found

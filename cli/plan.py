@@ -37,7 +37,7 @@ class Load(NamedTuple):
     subscriptions: int  # of each topic
 
 
-class Need(NamedTuple):
+class PlannedNeed(NamedTuple):
     """What the servers need, each."""
 
     bookies: int
@@ -50,10 +50,10 @@ class Need(NamedTuple):
     broker_memory_bytes: float
 
 
-def estimate(load: Load, bookies: int, brokers: int) -> Need:
+def estimate(load: Load, bookies: int, brokers: int) -> PlannedNeed:
     """Returns what each of so many servers needs."""
     stored = load.in_bytes_s * load.copies / bookies
-    return Need(
+    return PlannedNeed(
         bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
         load.in_bytes_s * (load.copies + load.fanout) / brokers,
         BROKER_BYTES + TOPIC_BYTES * load.topics / brokers + CACHE_BYTES,
@@ -150,7 +150,7 @@ def _warnings(load: Load, bookies: int, brokers: int) -> list[str]:
     return found
 
 
-def _rows(whole: Need, less: Need) -> list[Row]:
+def _rows(whole: PlannedNeed, less: PlannedNeed) -> list[Row]:
     texts = (
         ("bookies", "bookies", ""), ("disk of each bookie", "bookie_disk_bytes", "B"),
         ("writes of each bookie to its disk", "bookie_write_bytes_s", "B/s"),

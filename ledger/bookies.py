@@ -35,10 +35,10 @@ from .memory import AppendMemory
 from .peer_format import AnswerHead, Status, decode_answer, encode_ping
 from .placement_core import (
     UNKNOWN_RACK,
+    BookieCandidate,
     BookieHealth,
-    Candidate,
+    BookieQuarantine,
     PlacementFailure,
-    Quarantine,
     RackRule,
     TroubleKind,
     choose_bookies,
@@ -69,7 +69,7 @@ class Bookies:
         self._last: dict[str, BookieRecord] = {}  # the last registration of each bookie, also of those that left
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
-        self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
+        self._quarantine = BookieQuarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
         self._racks_short = False
         self._racks: dict[str, str] = {}  # from the metadata; overrides what a bookie registered
@@ -82,7 +82,7 @@ class Bookies:
         self._follower: SupervisedTask | None = None
         self._closing = Tasks()  # of peers that were replaced
 
-    async def wait_listed(self) -> None:
+    async def wait_bookies_listed(self) -> None:
         """Waits until the bookies were listed once. Raises the error that ended the watch, as SessionExpired, or
         Unavailable after `close`."""
         if self._closed:
@@ -170,7 +170,7 @@ class Bookies:
         """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
         list of bookies again."""
         if self._well() < wanted:
-            await self.list_again()
+            await self.refresh_bookie_list()
         return self._well()
 
     def _well(self) -> int:
@@ -179,13 +179,13 @@ class Bookies:
     def _failed_lately(self, bookie: str) -> bool:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
-    async def choose_listed(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+    async def choose_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """Chooses like `choose`; if there are too few bookies, lists them again and retries, because the watch may
         lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
-            await self.list_again()
+            await self.refresh_bookie_list()
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
@@ -234,7 +234,7 @@ class Bookies:
         self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
     ) -> list[str]:
         candidates = [
-            Candidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            BookieCandidate(bookie, self.find_rack(bookie), record.free_bytes, self.is_quarantined(bookie))
             for bookie, record in sorted(self._available.items())
             if not record.read_only and bookie not in exclude
         ]
@@ -305,7 +305,7 @@ class Bookies:
                 _LOG.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
-    async def list_again(self) -> None:
+    async def refresh_bookie_list(self) -> None:
         """Lists the bookies again now, because the watch may lag; concurrent callers share one listing."""
         listings = self._listings
         async with self._looking:

@@ -33,7 +33,7 @@ from ..metadata.store import (
     MetadataStore,
     NodeUpdate,
     Operation,
-    Versioned,
+    VersionedValue,
     allocate_ids,
     get_record,
     put_operation,
@@ -47,11 +47,11 @@ from . import recovery
 from .bookies import Bookies
 from .config import LedgerConfig
 from .handle import LedgerEnd, LedgerWriter
-from .lost import LossSurvey
+from .lost import LostEntriesSearch
 from .metadata_core import RecordWrite, create_record, new_record, striping
 from .peer_format import KEY_BYTES
 from .pending_core import Striping
-from .placement_core import Shrink, shrink_striping
+from .placement_core import ReplicationShortfall, reduce_striping
 from .reader import LedgerReader
 
 # ----------------------------------------------------------------------------------------------------- deletions
@@ -202,17 +202,18 @@ class LedgerClient:
     async def connect(self) -> None:
         """Lists the bookies and connects to them, so that the first ledger does not wait for that. Raises the errors of
         the metadata."""
-        await self._bookies.wait_listed()
+        await self._bookies.wait_bookies_listed()
         await self._bookies.connect()
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
+        properties: Mapping[str, str] | None = None, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING,
+        above: int = -1,
     ) -> LedgerWriter:  # fmt: skip
         """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
 
         Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
-        bookies are healthy than the ensemble needs (`shrink_striping`). The ack quorum is never reduced, so a
+        bookies are healthy than the ensemble needs (`reduce_striping`). The ack quorum is never reduced, so a
         confirmed entry always has as many synced copies. The ledger's record has the ensemble size and quorums that
         were chosen.
         """
@@ -230,7 +231,8 @@ class LedgerClient:
 
     async def draft_record(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
+        properties: Mapping[str, str] | None = None, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING,
+        above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
         """Returns the record of a new ledger as `create` would store it, on chosen bookies; stores nothing. Its id is
         larger than `above`. Raises the same errors as `create`."""
@@ -240,13 +242,13 @@ class LedgerClient:
             config.write_quorum if write_quorum is None else write_quorum,
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
-        await self._bookies.wait_listed()
-        if shrink is not Shrink.NOTHING:
+        await self._bookies.wait_bookies_listed()
+        if shrink is not ReplicationShortfall.NOTHING:
             shape = await self._fit(shape, shrink)
         rng = self._world.rng
         return new_record(
             await self._next_id(above), shape,
-            await self._bookies.choose_listed(shape.ensemble_size, write_quorum=shape.write_quorum),
+            await self._bookies.choose_after_listing(shape.ensemble_size, write_quorum=shape.write_quorum),
             key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip
@@ -257,7 +259,7 @@ class LedgerClient:
         `draft_record` again."""
         path = paths.ledger(draft.ledger_id)
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             answer = create_record(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
             if answer is None:
                 raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
@@ -271,12 +273,14 @@ class LedgerClient:
         self._remember(writer)
         return writer
 
-    async def check_bookies(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
+    async def check_bookies(
+        self, wanted: Striping, *, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING
+    ) -> None:
         """Raises NotEnoughBookies if `create` would find too few bookies for a ledger of that shape now."""
-        await self._bookies.wait_listed()
-        if shrink is not Shrink.NOTHING:
-            wanted = shrink_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
-        await self._bookies.choose_listed(wanted.ensemble_size, write_quorum=wanted.write_quorum)
+        await self._bookies.wait_bookies_listed()
+        if shrink is not ReplicationShortfall.NOTHING:
+            wanted = reduce_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)
+        await self._bookies.choose_after_listing(wanted.ensemble_size, write_quorum=wanted.write_quorum)
 
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
@@ -284,9 +288,9 @@ class LedgerClient:
             self._looked_at = len(self._writers)
         self._writers[writer.ledger_id] = writer
 
-    async def _fit(self, wanted: Striping, shrink: Shrink) -> Striping:
+    async def _fit(self, wanted: Striping, shrink: ReplicationShortfall) -> Striping:
         well = await self._bookies.count_healthy(wanted.ensemble_size)
-        fitting = shrink_striping(wanted, well, shrink)
+        fitting = reduce_striping(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(
                 "%d of %d bookies are healthy: the ledger is created on those, with %d of %d copies",
@@ -299,7 +303,7 @@ class LedgerClient:
 
         Raises LedgerNotFound, Unavailable.
         """
-        await self._bookies.wait_listed()
+        await self._bookies.wait_bookies_listed()
         reader = LedgerReader(await self.read_record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
         return reader
@@ -337,14 +341,14 @@ class LedgerClient:
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
-        await self._bookies.wait_listed()
+        await self._bookies.wait_bookies_listed()
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
-    def make_loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LossSurvey:
+    def make_loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
         """Returns a survey that can find the entries of the ledger that are certainly lost (lost.py). Sends nothing
         yet. `force`: bookies that do not answer count as forgotten."""
-        return LossSurvey(record, self._bookies, self._metadata, self._config, force=force)
+        return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)
 
     async def read_record(self, ledger_id: int) -> LedgerRecord:
         return await records.read_record(self._metadata, ledger_id)

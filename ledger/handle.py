@@ -51,11 +51,11 @@ from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
 from .lost import store_transition
-from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of
+from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of_record
 from .peer_format import Flags, Op, RequestHead
 from .pending_core import AddsAcked, SendAdd
 from .reader_core import AppendPayload, VerifiedTail
-from .sender import AddSender, FutureAppend, LateAnswer
+from .sender import AddSender, AppendWithFuture, LateBookieAnswer
 from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
@@ -122,7 +122,7 @@ class LedgerWriter:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._core: Writer[AppendPayload] = Writer(
-            striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
+            striping_of_record(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
         self.adds = self._core.adds  # must only be read
         self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
@@ -197,7 +197,7 @@ class LedgerWriter:
         of the module docstring. `tail`: the known checksum of the end of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self.push(FutureAppend(frames, sum(map(len, frames)), future, tail))
+            self.push(AppendWithFuture(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
@@ -205,9 +205,9 @@ class LedgerWriter:
     def push(self, payload: AppendPayload) -> None:
         """Appends like `append`, but the `listener` gets the outcome. Raises MessageTooLarge, LedgerClosed, and
         BackPressure, also above the bound of all ledgers together."""
-        assert self.listener is not None or isinstance(payload, FutureAppend), "the listener is told the outcome"
+        assert self.listener is not None or isinstance(payload, AppendWithFuture), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
-        if memory.held >= memory.limit and not isinstance(payload, FutureAppend):
+        if memory.held >= memory.limit and not isinstance(payload, AppendWithFuture):
             raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `wait_room`")
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
@@ -228,7 +228,7 @@ class LedgerWriter:
         if self._watchdog is None:
             self._watch()
 
-    def late_answers(self) -> Sequence[LateAnswer]:
+    def late_answers(self) -> Sequence[LateBookieAnswer]:
         """Returns the last answers of bookies that came later than `late_s`."""
         return self._sender.late or ()
 
@@ -300,7 +300,7 @@ class LedgerWriter:
         stored = -1
         for add in self.adds.count_acks_of_adds(adds, place[0], place[1]):
             self._bytes -= add.size
-            if not isinstance(add, FutureAppend):
+            if not isinstance(add, AppendWithFuture):
                 stored = add.entry
             elif not add.future.done():  # else its owner cancelled it
                 add.future.set_result(add.entry)
@@ -325,7 +325,7 @@ class LedgerWriter:
                 else:
                     failed = True
             elif isinstance(effect, SendAdd):
-                self._sender.send_again(effect)
+                self._sender.send_to_replacement(effect)
             elif isinstance(effect, ChangeEnsemble):
                 self._change_task = self._tasks.spawn(self._change_ensemble(effect), "ledger-change")
             else:
@@ -348,7 +348,7 @@ class LedgerWriter:
     def _take_future(self, add: AppendPayload) -> asyncio.Future[int] | None:
         """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
-        if not isinstance(add, FutureAppend):
+        if not isinstance(add, AppendWithFuture):
             return None
         future = add.future
         if future.done():  # its owner cancelled it: the outcome is not read
@@ -400,7 +400,7 @@ class LedgerWriter:
         if len(others) < len(change.failed):
             try:
                 async with asyncio.timeout(self._config.add_timeout_s):
-                    await self._bookies.list_again()
+                    await self._bookies.refresh_bookie_list()
             except (TimeoutError, MagnetarError) as error:
                 _LOG.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
             others = self._choose(change)

@@ -21,12 +21,19 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, Versioned, get_record, update_node
+from ..metadata.store import MetadataStore, VersionedValue, get_record, update_node
 from ..proto.errors import LedgerNotFound, Unavailable
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .metadata_core import AlreadyStored, RecordWrite, Transition, TransitionRefused, fragment_of, striping_of
+from .metadata_core import (
+    AlreadyStored,
+    RecordWrite,
+    Transition,
+    TransitionRefused,
+    find_fragment_of_entry,
+    striping_of_record,
+)
 from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
 from .reader_core import verify_entry
 
@@ -58,7 +65,7 @@ async def store_transition(
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
-    def transform(node: Versioned | None) -> bytes | None:
+    def transform(node: VersionedValue | None) -> bytes | None:
         nonlocal answer
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
         return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
@@ -88,7 +95,7 @@ class LossReport(NamedTuple):
     silent: list[str]
 
 
-class LossSurvey:
+class LostEntriesSearch:
     """Finds the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
     forgotten."""
 
@@ -108,7 +115,7 @@ class LossSurvey:
 
     async def _learn(self, bookies: Iterable[str] = ()) -> None:
         """Reads from the metadata which of these bookies, or of all in the record, were forgotten."""
-        await self._bookies.wait_listed()
+        await self._bookies.wait_bookies_listed()
         every = {each for fragment in self.record.fragments for each in fragment.bookies}
         for bookie in bookies or every:
             if await self._metadata.get(paths.cookie(bookie)) is None:
@@ -150,8 +157,8 @@ class LossSurvey:
         metadata's errors."""
         if self.record.state != CLOSED:
             return False
-        fragment = fragment_of(self.record, entry)[0]
-        await self._learn([fragment.bookies[slot] for slot in striping_of(self.record).write_set(entry)])
+        fragment = find_fragment_of_entry(self.record, entry)[0]
+        await self._learn([fragment.bookies[slot] for slot in striping_of_record(self.record).write_set(entry)])
         return bool(self._forgotten) and await self._is_lost(entry) is True
 
     async def _not_held(self, first: int, last: int) -> list[int]:
@@ -159,7 +166,7 @@ class LossSurvey:
         asked for."""
         left = set(range(first, last + 1))
         begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
-        bookies = {each for entry in begins for each in fragment_of(self.record, entry)[0].bookies}
+        bookies = {each for entry in begins for each in find_fragment_of_entry(self.record, entry)[0].bookies}
         for bookie in sorted(bookies):
             head = self._head(Op.HELD, first, last - first + 1)
             answer = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
@@ -173,8 +180,8 @@ class LossSurvey:
 
     async def _is_lost(self, entry: int) -> bool | None:
         """Whether the entry is lost; None: it is not known."""
-        fragment = fragment_of(self.record, entry)[0]
-        slots = striping_of(self.record).write_set(entry)
+        fragment = find_fragment_of_entry(self.record, entry)[0]
+        slots = striping_of_record(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
         if False in verdicts:
             return False
@@ -204,7 +211,7 @@ class LossSurvey:
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
-        return self.record.state != CLOSED and not striping_of(self.record).is_fence_complete(gone)
+        return self.record.state != CLOSED and not striping_of_record(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
         """Closes a ledger that is in recovery (see the module); returns its record. Raises Unavailable if a bookie that

@@ -75,7 +75,7 @@ def new_record(
     )  # fmt: skip
 
 
-def striping_of(record: LedgerRecord) -> Striping:
+def striping_of_record(record: LedgerRecord) -> Striping:
     return striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
 
@@ -85,7 +85,7 @@ def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 
-def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
+def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
     """Returns the fragment of `entry` (the last one that begins at or before `entry`), and the last entry that it may
     contain (-1: no end)."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1

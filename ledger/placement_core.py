@@ -24,9 +24,9 @@ quarantine for twice as long as before, at most `max_s`. Failures during a quara
 one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
 `base_s`.
 
-**Shape** (`shrink_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
-only where that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a
-confirmed entry is always synced on Qa bookies.
+**Shape** (`reduce_striping`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw
+only where that is allowed (`ReplicationShortfall.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never
+shrinks: a confirmed entry is always synced on Qa bookies.
 Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
 """
 
@@ -58,7 +58,7 @@ class RandomSource(Protocol):
         ...
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class BookieCandidate(msgspec.Struct, frozen=True):
     """A writable bookie that is not in the ensemble."""
 
     bookie: str
@@ -91,7 +91,7 @@ class ChosenBookies(msgspec.Struct, frozen=True):
 
 
 def choose_bookies(
-    candidates: Sequence[Candidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
+    candidates: Sequence[BookieCandidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> ChosenBookies | PlacementFailure:  # fmt: skip
     """Chooses `count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
@@ -119,7 +119,7 @@ def choose_bookies(
     return PlacementFailure.RACKS if rule.enforce else ChosenBookies(puzzle.spread(pool), racks_short=True)
 
 
-def weighted_order(candidates: Sequence[Candidate], rng: RandomSource) -> list[Candidate]:
+def weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
     """Returns all candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
     weights = candidate_weights(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
@@ -127,7 +127,7 @@ def weighted_order(candidates: Sequence[Candidate], rng: RandomSource) -> list[C
     return [each for _, _, each in drawn]
 
 
-def candidate_weights(candidates: Sequence[Candidate]) -> dict[str, float]:
+def candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
     """Returns bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
@@ -155,14 +155,14 @@ class _Puzzle:
         self._unknown = {slot for slot in existing if slot not in self._racks}
         self._steps = 0
 
-    def solve(self, pool: Sequence[Candidate]) -> tuple[str, ...] | None:
+    def solve(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...] | None:
         """Returns bookies for the open slots with which every write set covers the minimum of racks; None: no such
         choice was found within STEPS_MAX steps."""
         self._steps = STEPS_MAX
-        chosen: list[Candidate] = []
+        chosen: list[BookieCandidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
 
-    def spread(self, pool: Sequence[Candidate]) -> tuple[str, ...]:
+    def spread(self, pool: Sequence[BookieCandidate]) -> tuple[str, ...]:
         """Returns the best bookie for each open slot, chosen one after the other, without a minimum of racks."""
         racks, left, chosen = self._racks, list(pool), []
         self._racks = dict(racks)
@@ -174,7 +174,7 @@ class _Puzzle:
         self._racks = racks
         return tuple(chosen)
 
-    def _fill(self, pool: Sequence[Candidate], chosen: list[Candidate]) -> bool:
+    def _fill(self, pool: Sequence[BookieCandidate], chosen: list[BookieCandidate]) -> bool:
         if len(chosen) == len(self._open):
             return True
         slot = self._open[len(chosen)]
@@ -206,7 +206,7 @@ class _Puzzle:
                 return False
         return True
 
-    def _ranked(self, slot: int, left: Sequence[Candidate]) -> list[Candidate]:
+    def _ranked(self, slot: int, left: Sequence[BookieCandidate]) -> list[BookieCandidate]:
         near = Counter(self._racks[other] for other in self._near[slot] if other in self._racks)
         everywhere = Counter(self._racks.values())
         return sorted(left, key=lambda each: (near[each.rack], everywhere[each.rack]))  # stable: keeps the random order
@@ -218,7 +218,7 @@ class _Trouble(msgspec.Struct):
     length_s: float
 
 
-class Quarantine:
+class BookieQuarantine:
     """The bookies that failed lately, and how often. `now` is in seconds of any clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
@@ -256,7 +256,7 @@ class Quarantine:
 
 
 # ------------------------------------------------------------------------------------------ shape
-class Shrink(enum.Enum):
+class ReplicationShortfall(enum.Enum):
     """What a new ledger may reduce while too few bookies are healthy."""
 
     NOTHING = "nothing: it waits"
@@ -264,12 +264,12 @@ class Shrink(enum.Enum):
     COPIES = "copies too: E and Qw down to Qa"
 
 
-def shrink_striping(wanted: Striping, well: int, shrink: Shrink) -> Striping:
+def reduce_striping(wanted: Striping, well: int, shrink: ReplicationShortfall) -> Striping:
     """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` if there
     are enough for it, or too few for any that `shrink` allows."""
     least = wanted.ensemble_size
-    if shrink is not Shrink.NOTHING:
-        least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
+    if shrink is not ReplicationShortfall.NOTHING:
+        least = wanted.write_quorum if shrink is ReplicationShortfall.BOOKIES else wanted.ack_quorum
     if not least <= well < wanted.ensemble_size:
         return wanted
     return Striping(well, min(wanted.write_quorum, well), wanted.ack_quorum)

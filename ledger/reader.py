@@ -24,21 +24,21 @@ from ..runtime.tasks import run_then
 from . import lost as records
 from .bookies import Bookies
 from .config import LedgerConfig
-from .lost import LossSurvey
+from .lost import LostEntriesSearch
 from .peer_format import Flags, Op, RequestHead, Status
 from .placement_core import TroubleKind
 from .reader_core import (
-    AskBookie,
     Effect,
     EntriesRead,
     EntryMissing,
+    EntryRangeRead,
     Fact,
     FailRead,
     FinishRead,
-    RangeRead,
-    ReadBound,
+    ReadableEntryBound,
     ReadFailed,
     ReadFailure,
+    SendReadToBookie,
     SpeculationDue,
     StoredCopy,
 )
@@ -66,7 +66,7 @@ class LedgerReader:
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process; it never lags
         self._known = known  # the ledger's last entry, if a recovery has read it
-        self._bound = ReadBound(record)
+        self._bound = ReadableEntryBound(record)
         self.speculations = 0  # times another replica was asked because none answered
         self.damaged_replies = 0  # answers that were not the entry: a disk or a bug
 
@@ -86,7 +86,7 @@ class LedgerReader:
     def last_entry(self) -> int:
         """The bound of reading: the end when `is_closed`, else the largest entry known to be confirmed."""
         if self._confirmed is not None:
-            self._bound.raise_lac(self._confirmed())
+            self._bound.advance_lac(self._confirmed())
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
@@ -123,7 +123,7 @@ class LedgerReader:
     async def _is_lost(self, entry: int) -> bool:
         """Whether the entry is certainly lost: replicas that do not answer were forgotten, and the others lack it."""
         try:
-            return await LossSurvey(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
+            return await LostEntriesSearch(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
         except MagnetarError:
             return False  # it is not known
 
@@ -139,16 +139,18 @@ class LedgerReader:
             lacs = [lac for lac in await asyncio.gather(*asked) if lac is not None]
             if not lacs:
                 raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
-            self._bound.raise_lac(max(lacs))
+            self._bound.advance_lac(max(lacs))
         return self.last_entry
 
     # ------------------------------------------------------------------------------ asking
     async def _read_once(self, first: int, last: int, bytes_max: int) -> FinishRead | FailRead:
-        read = RangeRead(self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id)
+        read = EntryRangeRead(
+            self._record, first, last, bytes_max, self._bookies.trouble_weights(), prefer=self.ledger_id
+        )
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
         return await run_then(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
 
-    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
+    async def _ask_on(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> FinishRead | FailRead:
         effect: Effect | None = read.start()
         while not isinstance(effect, FinishRead | FailRead):
             if effect is not None and not asked and not read.may_speculate:
@@ -159,7 +161,7 @@ class LedgerReader:
             effect = read.receive(await self._next_fact(asked, speculates=read.may_speculate))
         return effect
 
-    async def _asked_enough(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
+    async def _asked_enough(self, read: EntryRangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
         await _cancel(asked)
         self._report_trouble(read)
 
@@ -173,14 +175,14 @@ class LedgerReader:
         del asked[task]
         return task.result()
 
-    def _report_trouble(self, read: RangeRead) -> None:
+    def _report_trouble(self, read: EntryRangeRead) -> None:
         for bookie in read.slow:
             self._bookies.record_trouble(bookie, TroubleKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.record_damage(bookie, self.ledger_id, entry)
 
-    async def _ask(self, ask: AskBookie) -> Fact:
+    async def _ask(self, ask: SendReadToBookie) -> Fact:
         count = min(ask.count, (1 << 32) - 1)
         head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
@@ -189,7 +191,7 @@ class LedgerReader:
             return ReadFailed(ask.bookie)
         answer, frames = found
         if answer.status is Status.OK:
-            self._bound.raise_lac(answer.lac)
+            self._bound.advance_lac(answer.lac)
             return EntriesRead(ask.bookie, frames)
         if answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
             return EntryMissing(ask.bookie)

@@ -1,10 +1,11 @@
 """Reading a range of entries: which replica to ask for what, which one next, and when to give up. Pure.
 
 A reader that does not own the ledger reads up to a bound only: `last_entry` of a CLOSED ledger, else the largest LAC it
-knows (ledger protocol §1.10). The caller has the bound (`ReadBound` below); entries up to it are stored for ever.
+knows (ledger protocol §1.10). The caller has the bound (`ReadableEntryBound` below); entries up to it are stored for
+ever.
 
-`RangeRead` asks one bookie (`AskBookie`) for a run of entries. Of the answer only the first entries count, up to the
-first one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
+`EntryRangeRead` asks one bookie (`SendReadToBookie`) for a run of entries. Of the answer only the first entries count,
+up to the first one that is wrong or damaged. If that is the very first, the next replica of the write set is asked.
 **Speculation**: when no bookie that was asked answers for a while (`SpeculationDue`), the next replica is asked as
 well, and so on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs
 at most Qw requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from ..metadata.records import CLOSED, LedgerRecord
 from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
 from ..runtime.files import Buffer
-from .metadata_core import fragment_of, striping_of
+from .metadata_core import find_fragment_of_entry, striping_of_record
 from .peer_format import ENTRY_HEADER
 from .pending_core import PendingAdd
 
@@ -114,7 +115,7 @@ class ReadFailure(enum.Enum):
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
 
-class AskBookie(NamedTuple):
+class SendReadToBookie(NamedTuple):
     """Effect: READ `count` entries from `entry`, about `bytes_max`, at `bookie`."""
 
     bookie: str
@@ -160,13 +161,13 @@ class FailRead(NamedTuple):
 
 
 Fact = EntriesRead | EntryMissing | ReadFailed | SpeculationDue
-Effect = AskBookie | FinishRead | FailRead
+Effect = SendReadToBookie | FinishRead | FailRead
 
 
 _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 
 
-class RangeRead:
+class EntryRangeRead:
     """The core of one read of entries `first` to `last`, at least one, up to about `bytes_max`. `last` must not exceed
     the reader's bound."""
 
@@ -176,8 +177,8 @@ class RangeRead:
     ) -> None:  # fmt: skip
         """Begins a read. `trouble`: the weight of each bookie's recent trouble; the larger, the later it is asked."""
         assert 0 <= first <= last, "a range has at least one entry"
-        fragment, fragment_end = fragment_of(record, first)
-        striping = striping_of(record)
+        fragment, fragment_end = find_fragment_of_entry(record, first)
+        striping = striping_of_record(record)
         self.ledger_id = record.ledger_id
         self.first = first
         self.last = last if fragment_end < 0 else min(last, fragment_end)
@@ -195,7 +196,7 @@ class RangeRead:
             ),
         )  # fmt: skip
         self._to_ask = [
-            AskBookie(
+            SendReadToBookie(
                 fragment.bookies[slot], first, min(striping.run_length(first, slot), self.last - first + 1), bytes_max
             )
             for slot in slots
@@ -262,7 +263,7 @@ class RangeRead:
         assert not self._missing & self._open.keys(), "a bookie that has answered is not waited for"
 
 
-class ReadBound:
+class ReadableEntryBound:
     """The entry up to which a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
 
     Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
@@ -283,8 +284,8 @@ class ReadBound:
             self.closed = True
             self.last_entry = record.last_entry
         else:
-            self.raise_lac(record.fragments[-1].first_entry - 1)
+            self.advance_lac(record.fragments[-1].first_entry - 1)
 
-    def raise_lac(self, lac: int) -> None:
+    def advance_lac(self, lac: int) -> None:
         if not self.closed and lac > self.last_entry:
             self.last_entry = lac

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, NodeUpdate, Versioned
+from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
 from . import metadata_core as transitions
@@ -213,7 +213,7 @@ class _Attempt:
         decide, ledger_id = self._ending(effect), self._record.ledger_id
         path = paths.ledger(ledger_id)
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
             if isinstance(answer, transitions.RecordWrite):
                 return encode(answer.record, path)

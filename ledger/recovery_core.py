@@ -46,7 +46,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
-from .metadata_core import fragment_of, striping_of
+from .metadata_core import find_fragment_of_entry, striping_of_record
 from .pending_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
 from .reader_core import StoredCopy
 
@@ -83,9 +83,9 @@ class EntryVotes:
         never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
-        return self.judge_entry_upto_lac()
+        return self.judge_confirmed_entry()
 
-    def judge_entry_upto_lac(self) -> EntryVerdict:
+    def judge_confirmed_entry(self) -> EntryVerdict:
         """Returns the verdict on an entry up to LAC0, which is certainly stored: misses prove nothing, so it is never
         NEGATIVE."""
         if self.found is not None:
@@ -224,7 +224,7 @@ class Recovery:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
         self.state = RecoveryState.NEW
         self.snapshot = record
-        self.striping = striping_of(record)
+        self.striping = striping_of_record(record)
         self.fragments = list(record.fragments)
         self.end: int | None = None  # last entry, once an absent one is proven
         self.lac0 = -1
@@ -298,7 +298,7 @@ class Recovery:
     # ------------------------------------------------------------------------------ reading
     def _replica(self, entry: int, slot: int) -> str:
         """Returns the bookie to ask: that of the snapshot, never one that recovery added (M04)."""
-        return fragment_of(self.snapshot, entry)[0].bookies[slot]
+        return find_fragment_of_entry(self.snapshot, entry)[0].bookies[slot]
 
     def _read_more(self) -> list[Effect]:
         reads: list[Effect] = []
@@ -357,7 +357,7 @@ class Recovery:
 
     def _verdict(self, entry: int, votes: EntryVotes) -> EntryVerdict:
         return (
-            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.judge_entry_upto_lac()
+            votes.verdict(self.striping.misses_proving_absence) if entry > self.lac0 else votes.judge_confirmed_entry()
         )
 
     # ------------------------------------------------------------------------------ writing back

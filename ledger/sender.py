@@ -46,7 +46,7 @@ LATE_MAX = 64
 """Late answers of a ledger that are kept."""
 
 
-class FutureAppend(AppendPayload):
+class AppendWithFuture(AppendPayload):
     """A payload whose outcome completes a future."""
 
     __slots__ = ("future",)
@@ -111,10 +111,10 @@ class SentAddRequest(InProcessRequest):
                 sender.on_adds_failed(self.place, adds, wrong)
                 return
             if any(statuses):
-                sender.apply_statuses(self, statuses)
+                sender.handle_entry_statuses(self, statuses)
                 return
         if sender.late_s:
-            sender.note_if_late(self, adds)
+            sender.record_answer_if_late(self, adds)
         sender.acked(adds, self.place)
         if sender.busy:
             sender.on_bookie_room(self.place)
@@ -127,7 +127,7 @@ class SentAddRequest(InProcessRequest):
             self.sender.on_adds_failed(self.place, self.adds, error)
 
 
-class LateAnswer(NamedTuple):
+class LateBookieAnswer(NamedTuple):
     """A bookie's answer that came later than `late_s`: it stored those of the entries that it was sent. Times are on
     the monotonic clock."""
 
@@ -174,7 +174,7 @@ class AddSender:
         self._waiting_bytes = 0  # payload bytes of the entries in `_waiting`, each counted once
         self.unanswered_bytes = 0
         self.late_s = config.late_s
-        self.late: deque[LateAnswer] | None = None  # the last ones; None: there was none
+        self.late: deque[LateBookieAnswer] | None = None  # the last ones; None: there was none
         self._closed = False
 
     def send(self, add: AppendPayload, lac: int) -> None:
@@ -193,7 +193,7 @@ class AddSender:
             else:
                 waiting[place] = [add]
 
-    def send_again(self, effect: SendAdd[AppendPayload]) -> None:
+    def send_to_replacement(self, effect: SendAdd[AppendPayload]) -> None:
         """Queues an entry for the bookie that replaces one that failed."""
         add, slot, bookie, _ = effect
         if not self._waiting:
@@ -246,7 +246,7 @@ class AddSender:
             self._loop.call_soon(sent.on_failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def apply_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
+    def handle_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
         """Handles an answer by the status of each entry: first those that were stored, then errors, then BUSY: these
         are sent again."""
         place, adds = sent.place, sent.adds
@@ -256,7 +256,7 @@ class AddSender:
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
             if self.late_s:
-                self.note_if_late(sent, stored)
+                self.record_answer_if_late(sent, stored)
             self.acked(stored, place)
             if self.busy:
                 self.on_bookie_room(place)
@@ -294,13 +294,13 @@ class AddSender:
                 busy = self.busy[place] = _Busy(timer)
             busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
 
-    def note_if_late(self, sent: SentAddRequest, stored: Sequence[AppendPayload]) -> None:
+    def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[AppendPayload]) -> None:
         """Notes the answer to a request, by which the bookie has stored these adds, if it comes late."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
                 self.late = deque(maxlen=LATE_MAX)
-            self.late.append(LateAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
+            self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_room(self, place: _Place) -> None:
         """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""

@@ -24,7 +24,7 @@ from ..proto.errors import Busy, NotFound
 from . import paths
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode
 from .store import parse_ledger_ids, put_operation
-from .tree import ENDING, Tree, create_private_file, sync_file
+from .tree import ENDING, MetadataTree, create_private_file, sync_file
 from .tree_core import Commit
 
 
@@ -46,7 +46,7 @@ def inspect_backup(path: str) -> BackupContents:
     scratch = f"{path}.looked-at"
     _copy(path, scratch)
     try:
-        tree = Tree(scratch, keeps_ephemerals=True)
+        tree = MetadataTree(scratch, keeps_ephemerals=True)
         try:
             return _contents(tree)
         finally:
@@ -55,7 +55,7 @@ def inspect_backup(path: str) -> BackupContents:
         remove_store_files(scratch)
 
 
-def _contents(tree: Tree) -> BackupContents:
+def _contents(tree: MetadataTree) -> BackupContents:
     bookies = []
     for name in tree.children(paths.BOOKIES):
         node = tree.get(paths.bookie(name))
@@ -68,7 +68,7 @@ def _contents(tree: Tree) -> BackupContents:
     return BackupContents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
 
 
-def _next_id(tree: Tree) -> int:
+def _next_id(tree: MetadataTree) -> int:
     node = tree.get(paths.LEDGER_IDS)
     return 1 if node is None else decode(node.value, CounterRecord, paths.LEDGER_IDS).next
 
@@ -81,7 +81,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     _copy(backup, scratch)
-    tree = Tree(scratch)
+    tree = MetadataTree(scratch)
     try:
         if _next_id(tree) <= least_id:
             tree.apply([Commit([put_operation(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])

@@ -43,7 +43,7 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import ABSENT, Check, Delete, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
+from .store import ABSENT, Check, Delete, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix
 
 # ------------------------------------------------------------------------------------------------------ messages
@@ -303,10 +303,10 @@ class RemoteStore(SessionStore):
         await self._channel.close()
 
     # -------------------------------------------------------------------------------------------- calls
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         check_path(path)
         reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path=path))
-        return Versioned(reply.value, reply.version) if reply.exists else None
+        return VersionedValue(reply.value, reply.version) if reply.exists else None
 
     async def children(self, path: str) -> list[str]:
         check_prefix(path)

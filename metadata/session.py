@@ -32,7 +32,7 @@ from ..runtime.alarm import Alarm
 from ..runtime.clock import Clock
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.tasks import Tasks
-from .store import MetadataStore, NodeChanged, Operation, Versioned, WatchReset
+from .store import MetadataStore, NodeChanged, Operation, VersionedValue, WatchReset
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
@@ -85,12 +85,12 @@ class SessionStore(MetadataStore):
     def _extend_deadline(self, sent: float) -> None:
         """Moves the deadline, because the service answered a request that was sent at `sent`."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
-        self._alarm.set_if_earlier(self._deadline)
+        self._alarm.set_alarm_if_earlier(self._deadline)
 
     def _ring(self) -> None:
         """Handles the alarm: the session is lost if its deadline has passed."""
         if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
-            self._alarm.set_if_earlier(self._deadline)
+            self._alarm.set_alarm_if_earlier(self._deadline)
         else:
             self._end_session(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 
@@ -302,7 +302,7 @@ class ReconnectingStore(MetadataStore):
                 self.use.on_answer()
                 return found
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         session = self._session
         if session is not self._lost and not self._ended:  # most reads of a broker: without a question for the session
             try:

@@ -1,6 +1,6 @@
 """The metadata store on one SQLite file (or ':memory:'): in process, and served by metadata/server.py for a cluster.
 
-The store is the driver between callers on the event loop and `Tree` (metadata/tree.py) on one worker thread:
+The store is the driver between callers on the event loop and `MetadataTree` (metadata/tree.py) on one worker thread:
 
 - *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
   At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
@@ -32,9 +32,18 @@ from ..runtime.alarm import Alarm
 from ..runtime.network import World
 from ..runtime.threads import Worker
 from .paths import INCARNATIONS
-from .store import Check, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
-from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
-from .tree_core import ChangeHistory, Commit, JobResult, NodeCache, Sessions, check_operations, check_path, check_prefix
+from .store import Check, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
+from .tree import DiskFailed, EndSession, Job, MetadataTree, Node, OpenSession
+from .tree_core import (
+    ChangeHistory,
+    Commit,
+    NodeCache,
+    Sessions,
+    TreeJobResult,
+    check_operations,
+    check_path,
+    check_prefix,
+)
 
 MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
@@ -67,7 +76,7 @@ class SqliteStore:
     `new_session`.
     """
 
-    def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
+    def __init__(self, world: World, tree: MetadataTree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
         self._tree = tree
         self._worker = worker
@@ -77,7 +86,7 @@ class SqliteStore:
         self._sessions = Sessions()
         self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
-        self._waiting: list[tuple[Job, asyncio.Future[JobResult]]] = []
+        self._waiting: list[tuple[Job, asyncio.Future[TreeJobResult]]] = []
         self._writing = False
         self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
@@ -103,7 +112,7 @@ class SqliteStore:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
         try:
-            tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
+            tree = await worker.run(MetadataTree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
             store._incarnations = await worker.run(tree.incarnations)
             store.backed_up_ms = await worker.run(tree.backed_up_ms)
@@ -216,7 +225,7 @@ class SqliteStore:
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
 
     # -------------------------------------------------------------------------------------------- writing
-    async def commit(self, operations: Sequence[Operation], session: str) -> JobResult:
+    async def commit(self, operations: Sequence[Operation], session: str) -> TreeJobResult:
         """Commits all operations or none; they are durable when this returns. With "" as `session`, ephemerals are
         refused.
 
@@ -230,12 +239,12 @@ class SqliteStore:
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
 
-    def _queue(self, job: Job) -> asyncio.Future[JobResult]:
+    def _queue(self, job: Job) -> asyncio.Future[TreeJobResult]:
         if self.closed:
             raise Unavailable(_CLOSED)
         if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
-        future: asyncio.Future[JobResult] = self._loop.create_future()
+        future: asyncio.Future[TreeJobResult] = self._loop.create_future()
         self._waiting.append((job, future))
         if not self._writing:
             self._write()
@@ -252,8 +261,8 @@ class SqliteStore:
 
     def _written(
         self,
-        batch: list[tuple[Job, asyncio.Future[JobResult]]],
-        outcomes: asyncio.Future[list[JobResult | MagnetarError]],
+        batch: list[tuple[Job, asyncio.Future[TreeJobResult]]],
+        outcomes: asyncio.Future[list[TreeJobResult | MagnetarError]],
     ) -> None:
         """Notifies the watches, answers the callers, and writes the next batch."""
         error = outcomes.exception()
@@ -262,20 +271,20 @@ class SqliteStore:
         results = [error] * len(batch) if error is not None else outcomes.result()
         revision = self.history.revision
         for (job, _), outcome in zip(batch, results, strict=True):
-            if isinstance(outcome, JobResult):
+            if isinstance(outcome, TreeJobResult):
                 self._apply_done(job, outcome)
         if self.history.revision > revision:
             self._notify_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
-            if isinstance(outcome, JobResult):
+            if isinstance(outcome, TreeJobResult):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
         self._write()
 
-    def _apply_done(self, job: Job, done: JobResult) -> None:
+    def _apply_done(self, job: Job, done: TreeJobResult) -> None:
         if isinstance(job, Commit):
             self._refresh_known(job.operations, done.versions)
         else:
@@ -382,13 +391,13 @@ class SqliteStore:
         self._lost[session] = asyncio.Event()
         self._set_alarm()
 
-    def _on_session_ended(self, session: str) -> asyncio.Future[JobResult]:
+    def _on_session_ended(self, session: str) -> asyncio.Future[TreeJobResult]:
         """Handles the end of a session: wakes those that wait for it, and deletes its ephemerals."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
-    def _delete_ephemerals(self, session: str) -> asyncio.Future[JobResult]:
+    def _delete_ephemerals(self, session: str) -> asyncio.Future[TreeJobResult]:
         """Deletes the session's ephemerals, and repeats that until it succeeds: an ephemeral that outlived its session
         would name a dead owner for ever.
         """
@@ -396,7 +405,7 @@ class SqliteStore:
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
 
-    def _delete_again(self, session: str, ended: asyncio.Future[JobResult]) -> None:
+    def _delete_again(self, session: str, ended: asyncio.Future[TreeJobResult]) -> None:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
         if isinstance(ended.exception(), Unavailable) and not self.closed:
@@ -409,7 +418,7 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self.closed:
-            self._alarm.set_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
+            self._alarm.set_alarm_if_earlier(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
@@ -417,7 +426,7 @@ class SqliteStore:
         self._set_alarm()
 
 
-def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+def _read_all(tree: MetadataTree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
     """Returns for each read its answer, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
@@ -450,12 +459,12 @@ class LocalSession(MetadataStore):
     def session_id(self) -> str:
         return self._session
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         store = self._store
         if self._session not in store.open_sessions or store.closed:  # most reads of a process: without a call for it
             store.check_session(self._session)
         node = await store.get(path)
-        return None if node is None else Versioned(node.value, node.version)
+        return None if node is None else VersionedValue(node.value, node.version)
 
     async def children(self, path: str) -> list[str]:
         self._store.check_session(self._session)

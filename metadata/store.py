@@ -52,7 +52,7 @@ VALUE_BYTES_MAX = 1 << 20
 """Largest value of a node, as in ZooKeeper."""
 
 
-class Versioned(msgspec.Struct, frozen=True, gc=False):
+class VersionedValue(msgspec.Struct, frozen=True, gc=False):
     """The value and version of a node."""
 
     value: bytes
@@ -102,7 +102,7 @@ class WatchReset(msgspec.Struct, frozen=True):
 class MetadataStore(Protocol):
     """A session with the tree. The module's docstring states what its callers may rely on."""
 
-    async def get(self, path: str) -> Versioned | None: ...
+    async def get(self, path: str) -> VersionedValue | None: ...
     async def children(self, path: str) -> list[str]:
         """Returns the names of the direct children (segments, not paths), sorted: all of them, or an error.
 
@@ -140,16 +140,16 @@ class MetadataStore(Protocol):
 
 
 T = TypeVar("T")
-Transform = Callable[[Versioned | None], bytes | None]
+Transform = Callable[[VersionedValue | None], bytes | None]
 """Current node → new value; None: no change. An exception ends the update. Must recognise its own earlier write."""
-Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]
+Update = Callable[[MetadataStore, str, Transform], Awaitable[VersionedValue | None]]
 
 
 # ---------------------------------------------------------------------------------------------------- unreadable
 # Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
 #
-# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `find_readable`: a
-# record that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
+# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `get_readable_record`:
+# a record that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
 # (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
 # which raises DamagedRecord.
 #
@@ -190,7 +190,7 @@ class UnreadableRecords:
 UNREADABLE = UnreadableRecords()
 
 
-async def find_readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
     """Returns the record at `path` and its version. Returns None if there is none, or if it cannot be read here; the
     latter is logged and counted.
     """
@@ -267,7 +267,7 @@ class NodeUpdate(NamedTuple):
 async def update_node(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
-) -> Versioned | None:  # fmt: skip
+) -> VersionedValue | None:  # fmt: skip
     """Updates one node like `update_nodes`."""
     changes = (NodeUpdate(path, transform, absent),)
     return (await update_nodes(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
@@ -276,7 +276,7 @@ async def update_node(
 async def update_nodes(
     store: MetadataStore, changes: Sequence[NodeUpdate], *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
-) -> list[Versioned | None]:  # fmt: skip
+) -> list[VersionedValue | None]:  # fmt: skip
     """Reads the nodes and writes the values that each `transform` returns, all or nothing, with retries. Returns the
     nodes afterwards, unchanged if there was nothing to write.
 
@@ -291,7 +291,7 @@ async def update_nodes(
             for attempt in range(attempts_max):
                 last, writing = None, False
                 try:
-                    found: list[Versioned | None] = []
+                    found: list[VersionedValue | None] = []
                     for each in changes:
                         found.append(await store.get(each.path) if attempt or not each.absent else None)  # noqa: PERF401 - a call less
                     values = _transformed(changes, found)
@@ -300,7 +300,7 @@ async def update_nodes(
                     writing = True
                     versions = await store.commit(_operations(changes, found, values))
                     return [
-                        was if value is None else Versioned(value, version)
+                        was if value is None else VersionedValue(value, version)
                         for was, value, version in zip(found, values, versions, strict=True)
                     ]
                 except MagnetarError as error:
@@ -329,7 +329,7 @@ class _GaveUp(Exception):
         self.error = error
 
 
-def _transformed(changes: Sequence[NodeUpdate], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
+def _transformed(changes: Sequence[NodeUpdate], found: Sequence[VersionedValue | None]) -> list[bytes | None] | None:
     """Returns the bytes to write to each node, None for one that stays as it is; None instead of a list if all stay."""
     values: list[bytes | None] = []
     stay = True
@@ -346,7 +346,7 @@ def _transformed(changes: Sequence[NodeUpdate], found: Sequence[Versioned | None
 
 
 def _operations(
-    changes: Sequence[NodeUpdate], found: Sequence[Versioned | None], values: Sequence[bytes | None]
+    changes: Sequence[NodeUpdate], found: Sequence[VersionedValue | None], values: Sequence[bytes | None]
 ) -> list[Operation]:
     operations: list[Operation] = []
     for change, current, value in zip(changes, found, values, strict=True):
@@ -410,7 +410,7 @@ async def update_record(
     and its version afterwards.
     """
 
-    def transform(current: Versioned | None) -> bytes | None:
+    def transform(current: VersionedValue | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
         return None if record is None else encode(record, path)
 
@@ -485,7 +485,7 @@ async def finish_upgrade(store: MetadataStore, *, dry_run: bool = False) -> tupl
     if older or dry_run or before >= CLUSTER_FORMAT:
         return before, before, older
 
-    def raised(current: Versioned | None) -> bytes | None:
+    def raised(current: VersionedValue | None) -> bytes | None:
         if current is None:
             return None
         record = msgspec.structs.replace(decode(current.value, ClusterRecord, paths.CLUSTER), format=CLUSTER_FORMAT)

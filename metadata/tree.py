@@ -2,7 +2,8 @@
 
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
-    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`row_sum`) at revision
+    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`checksum_of_row`) at
+    revision
                                                     `summed`: another one when a version without sums wrote last
     incarnation(number, token, revision, restored)  each opening of the file, the last few
 
@@ -19,7 +20,7 @@ file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One pr
 `locking_mode=EXCLUSIVE`, and a second process gets Busy; the kernel releases the lock with the process.
 What a disk loses or changes is found at the start, or by the reader of a record:
 
-    an end of the write-ahead log, or the file      the note of what was answered (AnsweredNote)
+    an end of the write-ahead log, or the file      the note of what was answered (AnsweredRevisionFile)
     rows that are gone, older, or of another time   the sum of all rows
     a path or a session in an index                 `integrity_check`
     a value                                         its record's checksum, which covers the path (records.py)
@@ -47,7 +48,7 @@ from ..proto.versions import METADATA_FILE, check_format
 from . import paths
 from .records import ClusterRecord, DamagedRecord, Incarnation, IncarnationsRecord, decode, encode
 from .store import ABSENT, NodeChanged
-from .tree_core import Commit, CommitBatch, JobResult, Row, paths_of
+from .tree_core import Commit, CommitBatch, Row, TreeJobResult, paths_of_commits
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -126,24 +127,25 @@ class EndSession(msgspec.Struct, frozen=True):
 Job = Commit | OpenSession | EndSession
 
 
-class Tree:
+class MetadataTree:
     """The tables of the metadata file, and the transactions on them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens the file, creates it if it is missing, and checks it; `token` names this incarnation.
 
-        "": a tool opens the file, and nothing is noted (AnsweredNote). `keeps_ephemerals`: do not delete the ephemerals
-        of sessions that ended with the former process. Raises Busy, DataLost, InvalidConfiguration or Unavailable.
+        "": a tool opens the file, and nothing is noted (AnsweredRevisionFile). `keeps_ephemerals`: do not delete the
+        ephemerals of sessions that ended with the former process. Raises Busy, DataLost, InvalidConfiguration or
+        Unavailable.
         """
         self.path = path
         self._token = token
         self._keeps_ephemerals = keeps_ephemerals
-        self._answered: AnsweredNote | None = None
+        self._answered: AnsweredRevisionFile | None = None
         try:
             create_private_file(path)
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
             if token and path != ":memory:":
-                self._answered = AnsweredNote(path)
+                self._answered = AnsweredRevisionFile(path)
         except (sqlite3.Error, OSError) as error:
             raise Unavailable(f"{path}: cannot be opened: {error}") from error
         try:
@@ -227,7 +229,7 @@ class Tree:
 
     def _sum(self) -> int:
         rows = self._sql.execute("SELECT path, version, revision FROM node")
-        return sum(row_sum(path, version, revision) for path, version, revision in rows) & _SUM_MASK
+        return sum(checksum_of_row(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _store_sum(self) -> None:
         """Stores the revision and the sum, within the open transaction."""
@@ -238,9 +240,9 @@ class Tree:
         there is none.
         """
         if before is not None:
-            self._total = (self._total - row_sum(path, *before)) & _SUM_MASK
+            self._total = (self._total - checksum_of_row(path, *before)) & _SUM_MASK
         if after is not None:
-            self._total = (self._total + row_sum(path, after[2], after[3])) & _SUM_MASK
+            self._total = (self._total + checksum_of_row(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
         """Raises DataLost if changes after `revision` were answered already."""
@@ -349,7 +351,7 @@ class Tree:
         return self.revision, os.path.getsize(path)
 
     # -------------------------------------------------------------------------------------------- writing
-    def apply(self, jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
+    def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         """Executes the jobs in one durable transaction; returns the outcome of each, in order. Raises Unavailable
         (nothing was done) or DiskFailed.
         """
@@ -357,7 +359,7 @@ class Tree:
         try:
             with _disk(self.path):
                 self._sql.execute("BEGIN IMMEDIATE")
-                outcomes: list[JobResult | MagnetarError] = []
+                outcomes: list[TreeJobResult | MagnetarError] = []
                 for commits, some in groupby(jobs, lambda job: isinstance(job, Commit)):
                     done = list(some)
                     outcomes += self._commit(done) if commits else [self._of_session(job) for job in done]
@@ -378,21 +380,21 @@ class Tree:
             with _disk(self.path):
                 self._sql.execute("ROLLBACK")
 
-    def _of_session(self, job: Job) -> JobResult:
+    def _of_session(self, job: Job) -> TreeJobResult:
         match job:
             case OpenSession(session, timeout_s):
                 self._sql.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (session, timeout_s))
-                return JobResult([], self.revision)
+                return TreeJobResult([], self.revision)
             case EndSession(session):
                 return self._end_session(session)
             case Commit():
                 raise AssertionError("commits are done together")
 
-    def _commit(self, jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
+    def _commit(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, Commit)]
-        known = self._versions(list(paths_of(commits)))
+        known = self._versions(list(paths_of_commits(commits)))
         batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
-        outcomes: list[JobResult | MagnetarError] = [batch.add(commit) for commit in commits]
+        outcomes: list[TreeJobResult | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
         for path, row in batch.nodes.items():
             self._update_sum(path, known.get(path), row)
@@ -416,20 +418,20 @@ class Tree:
             self._sql.execute(_PUT[len(some)], [value for row in some for value in row])
             start += len(some)
 
-    def _end_session(self, session: str) -> JobResult:
+    def _end_session(self, session: str) -> TreeJobResult:
         self._sql.execute("DELETE FROM session WHERE id = ?", (session,))
         query = "SELECT path, version, revision FROM node WHERE session = ? ORDER BY path"
         gone = self._sql.execute(query, (session,)).fetchall()
         if not gone:
-            return JobResult([], self.revision)
+            return TreeJobResult([], self.revision)
         for path, *before in gone:
             self._update_sum(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
-        return JobResult([], self.revision, [NodeChanged(path, ABSENT, self.revision) for path, *_ in gone])
+        return TreeJobResult([], self.revision, [NodeChanged(path, ABSENT, self.revision) for path, *_ in gone])
 
 
-class AnsweredNote:
+class AnsweredRevisionFile:
     """The revision that the metadata file had when a change was last answered, stored in a small file beside it. Its
     methods raise OSError.
 
@@ -462,7 +464,7 @@ class AnsweredNote:
         os.close(self._file)
 
 
-def row_sum(path: str, version: int, revision: int) -> int:
+def checksum_of_row(path: str, version: int, revision: int) -> int:
     """Returns the sum of a node's row. A revision is written only once, so an older or newer row of the node has
     another sum; the value has its own checksum.
     """

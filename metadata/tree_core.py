@@ -149,7 +149,7 @@ class Commit(msgspec.Struct, frozen=True):
     session: str
 
 
-class JobResult(msgspec.Struct, frozen=True):
+class TreeJobResult(msgspec.Struct, frozen=True):
     """The result of a job. `revision` is that of the tree after the job; every Commit increments it."""
 
     versions: list[int]
@@ -169,11 +169,11 @@ class CommitBatch:
         self.nodes: dict[str, Row | None] = {}
         self._versions = versions
 
-    def add(self, commit: Commit) -> JobResult | BadVersion:
+    def add(self, commit: Commit) -> TreeJobResult | BadVersion:
         """Adds a commit. Returns its result; or BadVersion if a node has not the expected version: then nothing of the
         commit is added.
         """
-        done, nodes = JobResult([], self.revision + 1), dict[str, Row | None]()
+        done, nodes = TreeJobResult([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
                 done.versions.append(self._operate(operation, commit.session, nodes, done))
@@ -183,7 +183,7 @@ class CommitBatch:
         self.revision = done.revision
         return done
 
-    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: JobResult) -> int:
+    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: TreeJobResult) -> int:
         """Applies an operation; returns the node's new version."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
@@ -209,7 +209,7 @@ class CommitBatch:
                 return found + 1
 
 
-def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
+def paths_of_commits(commits: Sequence[Commit]) -> Iterator[str]:
     """Yields the path of each node that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 

@@ -65,7 +65,7 @@ def value_znode(path: str) -> str:
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
 
-def needed_folders(path: str) -> list[str]:
+def folders_of_key(path: str) -> list[str]:
     """Returns the folders that must exist for the value of a key, the outermost first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]

@@ -48,7 +48,7 @@ from ..runtime.network import World
 from . import znodes_core as znodes
 from .address import ZookeeperAddress
 from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
-from .store import ABSENT, NodeChanged, Operation, Versioned, WatchReset
+from .store import ABSENT, NodeChanged, Operation, VersionedValue, WatchReset
 from .tree_core import check_operations, check_path, check_prefix, is_below
 from .zookeeper_connection import (
     Answer,
@@ -146,7 +146,7 @@ class TreeWatch:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
             self._queue_change(NodeChanged(path, version, revision))
 
-    def end_reset(self, youngest: int, now: int) -> None:
+    def end_watch_reset(self, youngest: int, now: int) -> None:
         """Ends `reset`: from now on the watch receives every change after revision `now`. `find_latest_revision` is the
         revision of the latest change that was read.
         """
@@ -168,7 +168,7 @@ class TreeWatch:
         self.news.set()
 
 
-class Watches:
+class SessionWatches:
     """The watches of one session."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
@@ -241,7 +241,7 @@ class Watches:
         except ConnectionLost:
             return
         if connection == self._connection:
-            watch.end_reset(youngest, line.zxid)
+            watch.end_watch_reset(youngest, line.zxid)
 
 
 class _VersionReader:
@@ -292,7 +292,7 @@ class _VersionReader:
         """Finds out from the pzxid of the nearest existing folder when a node that does not exist may have been
         deleted.
         """
-        for folder in reversed(["", *znodes.needed_folders(prefix)]):
+        for folder in reversed(["", *znodes.folders_of_key(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
                 self._youngest = max(self._youngest, stat.pzxid)
@@ -328,7 +328,7 @@ class ZookeeperStore(SessionStore):
         self._address = address
         self._timeout_s = timeout_s
         self._line_ended = asyncio.Event()
-        self._watches = Watches(lambda: self._line, address.root)
+        self._watches = SessionWatches(lambda: self._line, address.root)
         self._line = ZooKeeperConnection(
             address.hosts, timeout_s, world.clock, address.access, self._on_state, self._watches.on_event
         )
@@ -432,13 +432,13 @@ class ZookeeperStore(SessionStore):
         self._line.release()
 
     # -------------------------------------------------------------------------------------------- reading
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         check_path(path)
         try:
             value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
         except NoZnode:
             return None
-        return Versioned(value, stat.version)
+        return VersionedValue(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
         """Lists the names that have values, all at one moment; the other names are checked a moment later."""
@@ -555,7 +555,7 @@ class ZookeeperStore(SessionStore):
 
     async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
         wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
-        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.needed_folders(path)):
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders_of_key(path)):
             with contextlib.suppress(ZnodeExists):
                 await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
 

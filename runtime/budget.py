@@ -1,5 +1,5 @@
-"""The memory that the callers of a process use: of messages that arrive (`ArrivingMemory`), and in all (`MemoryBudget`,
-`CallerMemory`). What finds no room waits in turn.
+"""The memory that the callers of a process use: of messages that arrive (`ArrivingMessagesMemory`), and in all
+(`MemoryBudget`, `CallerMemory`). What finds no room waits in turn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 """Seconds for a message of 5 MiB, and looks in that time: a connection of 4 Mbit/s."""
 
 
-class LongMessage(Protocol):
-    """A message that is so long that memory must be reserved (`ArrivingMemory.admit`) before it has arrived in full."""
+class ArrivingLongMessage(Protocol):
+    """A message that is so long that memory must be reserved (`ArrivingMessagesMemory.admit`) before it has arrived in
+    full."""
 
     def on_memory_reserved(self) -> None:
         """Called when memory is reserved for the message, which had to wait for it."""
@@ -38,16 +39,16 @@ class LongMessage(Protocol):
         """Called to end the message, because it arrives slowly and others wait for its memory."""
 
 
-class ArrivingMemory:
+class ArrivingMessagesMemory:
     """The memory of messages that are arriving, or have arrived and are not read yet."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
         self.windows = 0
         self.long = 0
-        self._coming: dict[LongMessage, tuple[int, int]] = {}  # bytes, and since which look; the oldest first
-        self._whole: dict[LongMessage, int] = {}  # bytes of those of a stream that are not read
-        self._waiting: dict[LongMessage, int] = {}
+        self._coming: dict[ArrivingLongMessage, tuple[int, int]] = {}  # bytes, and since which look; the oldest first
+        self._whole: dict[ArrivingLongMessage, int] = {}  # bytes of those of a stream that are not read
+        self._waiting: dict[ArrivingLongMessage, int] = {}
         self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +63,7 @@ class ArrivingMemory:
     def release_window(self, size: int) -> None:
         self.windows -= size
 
-    def admit(self, message: LongMessage, size: int) -> bool:
+    def admit(self, message: ArrivingLongMessage, size: int) -> bool:
         """Reserves memory for a long message. Returns False if there is none now: then `message.place` is called as
         soon as there is.
         """
@@ -74,20 +75,20 @@ class ArrivingMemory:
         self._admit(message, size)
         return True
 
-    def on_message_complete(self, message: LongMessage) -> None:
+    def on_message_complete(self, message: ArrivingLongMessage) -> None:
         """Called when the message has arrived in full; it is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
-    def on_messages_read(self, message: LongMessage) -> None:
+    def on_messages_read(self, message: ArrivingLongMessage) -> None:
         """Called when the service has read all messages that arrived in full on this stream: frees their memory."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
-    def discard(self, message: LongMessage) -> None:
+    def discard(self, message: ArrivingLongMessage) -> None:
         """Frees the memory of a message whose stream has ended."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
@@ -105,7 +106,7 @@ class ArrivingMemory:
     def _fits(self, size: int) -> bool:
         return not self.long or self.long + size <= self._long_max
 
-    def _admit(self, message: LongMessage, size: int) -> None:
+    def _admit(self, message: ArrivingLongMessage, size: int) -> None:
         self.long += size
         self._coming[message] = size, self._looks
 
@@ -191,5 +192,5 @@ class CallerMemory:
     def __init__(self, limit: int = sys.maxsize) -> None:
         self.connections = 0  # that are open, on the ports of this memory
         self.requests = MemoryBudget(limit // 2)
-        self.arrivals = ArrivingMemory(limit // 4)
+        self.arrivals = ArrivingMessagesMemory(limit // 4)
         self.answers = MemoryBudget(limit // 4)

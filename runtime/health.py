@@ -50,7 +50,7 @@ _now = SystemClock().monotonic
 
 
 # ----------------------------------------------------------------------------------------------------- heartbeat
-class Heartbeat:
+class EventLoopHeartbeat:
     """The beats of one event loop. Other threads may read."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Heartbeat:
         return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
 
 
-HEARTBEAT = Heartbeat()
+HEARTBEAT = EventLoopHeartbeat()
 
 
 async def _starting() -> Sequence[str]:

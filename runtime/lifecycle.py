@@ -54,7 +54,7 @@ class _Started(msgspec.Struct):
     timeout_s: float
 
 
-class Parts:
+class ProcessParts:
     """The parts of one process, in the order in which they were started."""
 
     def __init__(self, clock: Clock) -> None:
@@ -100,7 +100,7 @@ class Parts:
     def statistics(self) -> list[PartStatistics]:
         return [started.statistics for started in self._started]
 
-    async def __aenter__(self) -> Parts:
+    async def __aenter__(self) -> ProcessParts:
         return self
 
     async def __aexit__(

@@ -40,7 +40,7 @@ from .child import Child, Frame, FrameDecoder, Kind, encode_frame
 from .clock import SystemClock
 from .health import BEAT_S, HUNG_S, has_systemd_watchdog, notify_systemd
 from .process import tune_memory
-from .schedule_core import Effect, Exit, Fork, Kill, ProcessSchedule, ReportServing, Terminate
+from .schedule_core import Effect, Exit, ForkProcess, KillProcess, ProcessSchedule, ReportServing, TerminateProcess
 
 _LOG = logging.getLogger("magnetar.parent")
 
@@ -191,11 +191,11 @@ class Parent:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Fork(name):
+            case ForkProcess(name):
                 self._fork(self._specs[name])
-            case Terminate(name):
+            case TerminateProcess(name):
                 self._signal(name, signal.SIGTERM)
-            case Kill(name):
+            case KillProcess(name):
                 _LOG.error("process %s did not end in time: it is killed", name)
                 self._signal(name, signal.SIGKILL)
             case ReportServing():

@@ -32,19 +32,19 @@ STOP_S = 15.0
 """Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
 
 
-class Fork(NamedTuple):
+class ForkProcess(NamedTuple):
     """Effect: start the process."""
 
     name: str
 
 
-class Terminate(NamedTuple):
+class TerminateProcess(NamedTuple):
     """Effect: ask the process to end (SIGTERM)."""
 
     name: str
 
 
-class Kill(NamedTuple):
+class KillProcess(NamedTuple):
     """Effect: end the process at once (SIGKILL)."""
 
     name: str
@@ -60,7 +60,7 @@ class Exit(NamedTuple):
     code: int
 
 
-Effect = Fork | Terminate | Kill | ReportServing | Exit
+Effect = ForkProcess | TerminateProcess | KillProcess | ReportServing | Exit
 
 
 class ProcessState(enum.Enum):
@@ -155,7 +155,7 @@ class ProcessSchedule:
             if member.state is ProcessState.DOWN:
                 effects += self._start_members([member], now)
             elif member.state is ProcessState.STOPPING:
-                effects.append(Kill(member.name))
+                effects.append(KillProcess(member.name))
         return effects
 
     # ------------------------------------------------------------------ what is known
@@ -197,7 +197,7 @@ class ProcessSchedule:
         effects: list[Effect] = []
         for member in members:
             member.state, member.began, member.due = ProcessState.STARTING, now, None
-            effects.append(Fork(member.name))
+            effects.append(ForkProcess(member.name))
         return effects
 
     def _stop_next(self, now: float) -> list[Effect]:
@@ -209,6 +209,6 @@ class ProcessSchedule:
             for member in tier:
                 if member.state in (ProcessState.STARTING, ProcessState.SERVING):
                     member.state, member.due = ProcessState.STOPPING, now + STOP_S
-                    effects.append(Terminate(member.name))
+                    effects.append(TerminateProcess(member.name))
             return effects
         return [Exit(self._code)]

@@ -108,7 +108,7 @@ async def _fill(store: Store, size: int) -> None:
         total = sum(each for _, _, each in entries)
         if not store.has_room:
             await store.checkpoint()
-        store.keys.introduce(ledger, key)
+        store.keys.record_key_of_metadata(ledger, key)
         assert store.add_many(ledger, key, entries, total, 14, False) is Status.OK
         await store.seal_and_wait()
     await store.checkpoint()

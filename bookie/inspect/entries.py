@@ -17,7 +17,7 @@ from ..store.boot import JOURNAL
 from ..store.index import ExtentPlace
 from ..store.journal.segments import journal_name
 from . import indexes, journals, logs
-from .snapshot import Damage, Readable, RemovedFile, Snapshot, open_file
+from .snapshot import Damage, ReadableFile, RemovedFile, Snapshot, open_file
 
 
 class EntryCopy(NamedTuple):
@@ -78,7 +78,7 @@ def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Ite
         file.close()
 
 
-def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int) -> EntryCopy:
+def _copy(file: ReadableFile, place: ExtentPlace, entry: int, offset: int, size: int) -> EntryCopy:
     stored = intact_record(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:

@@ -20,7 +20,7 @@ from ..store.index import ExtentPlace
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
-    Readable,
+    ReadableFile,
     RemovedFile,
     Snapshot,
     list_file_numbers,
@@ -59,7 +59,7 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 class IndexFile:
     """An open index file: `groups` yields its groups, `extents` those of a group."""
 
-    def __init__(self, snapshot: Snapshot, log: int, file: Readable) -> None:
+    def __init__(self, snapshot: Snapshot, log: int, file: ReadableFile) -> None:
         self.snapshot = snapshot
         self.log = log
         self.file = file

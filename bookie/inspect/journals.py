@@ -32,7 +32,7 @@ from ..store.boot import JOURNAL
 from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
 from .snapshot import (
     Damage,
-    Readable,
+    ReadableFile,
     RemovedFile,
     Snapshot,
     list_file_numbers,
@@ -132,7 +132,7 @@ def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Fo
         file.close()
 
 
-def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader | None, Damage | None]:
+def _header(snapshot: Snapshot, file: ReadableFile, number: int) -> tuple[FileHeader | None, Damage | None]:
     """Returns the header from a copy that is whole (None if neither is), and the damage of the first copy that is not
     (None if both are).
     """
@@ -142,7 +142,7 @@ def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader
     return first, second if isinstance(second, Damage) else None
 
 
-def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -> Iterator[Found]:
+def _walk(snapshot: Snapshot, file: ReadableFile, header: FileHeader, offset: int) -> Iterator[Found]:
     while offset < file.size():
         block = _block(file, header, offset)
         if block is None:
@@ -157,11 +157,11 @@ def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -
         offset = block.end_offset
 
 
-def _block_header(file: Readable, header: FileHeader, offset: int) -> BlockHeader | None:
+def _block_header(file: ReadableFile, header: FileHeader, offset: int) -> BlockHeader | None:
     return intact_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
 
 
-def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
+def _block(file: ReadableFile, header: FileHeader, offset: int) -> Block | None:
     found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
@@ -170,7 +170,7 @@ def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
 
 
 def _judge(
-    snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
+    snapshot: Snapshot, file: ReadableFile, header: FileHeader, bad: int
 ) -> tuple[Damage | TornTail | RemovedFile | None, int | None]:
     """Returns what the bad block is, and where the walk continues: at the next block, at `bad` if it is whole now, or
     None (nowhere).
@@ -204,7 +204,7 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
         file.close()
 
 
-def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int | None:
+def _next_block(file: ReadableFile, header: FileHeader, start: int, bad: int) -> int | None:
     """Returns the offset of the next valid block header of this use of the file. None if there is none, or if no such
     block was made after the block at `bad` was synced.
     """

@@ -24,7 +24,7 @@ from ..store.state_log import StateLog
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
-    Readable,
+    ReadableFile,
     Snapshot,
     list_file_numbers,
     open_file,
@@ -104,7 +104,7 @@ def walk_ledgers(
         file.close()
 
 
-def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
+def _open(snapshot: Snapshot) -> tuple[ReadableFile, int] | Damage:
     """Returns the file that the mark names, and its end; without a mark the newest generation, to its end."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
@@ -122,7 +122,7 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
     return max(list_file_numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
 
 
-def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:
+def _records(snapshot: Snapshot, file: ReadableFile, end: int) -> Iterator[State | Damage]:
     """Yields the records in the order of the file, and a Damage in the place of each damaged one."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = read_header(snapshot, file, MAGIC, generation)

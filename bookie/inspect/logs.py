@@ -25,7 +25,7 @@ from .ledgers import read_index_overview
 from .snapshot import (
     WINDOW_BYTES,
     Damage,
-    Readable,
+    ReadableFile,
     RemovedFile,
     Snapshot,
     open_file,
@@ -120,7 +120,7 @@ def _end_offset(snapshot: Snapshot, log: int) -> int | None:
 
 
 class _Walk:
-    def __init__(self, file: Readable, log: int, end: int | None) -> None:
+    def __init__(self, file: ReadableFile, log: int, end: int | None) -> None:
         self._file = file
         self._log = log
         self._known_end = end is not None

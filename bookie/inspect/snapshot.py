@@ -45,7 +45,7 @@ from ..store.journal.replay import Damage
 
 __all__ = [
     "Damage",
-    "Readable",
+    "ReadableFile",
     "RemovedFile",
     "Snapshot",
     "list_file_numbers",
@@ -60,7 +60,7 @@ WINDOW_BYTES = 1 << 20
 PAGE_BYTES = 4096
 
 
-class Readable(Protocol):
+class ReadableFile(Protocol):
     """A file that is inspected."""
 
     @property
@@ -206,7 +206,7 @@ class _Tolerant:
             return bytes(size)
 
 
-def open_file(snapshot: Snapshot, path: str) -> Readable | None:
+def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
     """Opens the file for reading; returns None if it does not exist any more."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
@@ -214,7 +214,9 @@ def open_file(snapshot: Snapshot, path: str) -> Readable | None:
         return None
 
 
-def read_header(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
+def read_header(
+    snapshot: Snapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
+) -> FileHeader | Damage:
     """Returns the header of the file, or a Damage. If the store's uuid is unknown, any uuid is accepted. Raises
     InvalidRequest if the format is newer.
     """
@@ -237,7 +239,7 @@ def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]
     return sorted({number for stem in stems if (number := parse_number(stem)) is not None})
 
 
-def read_windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
+def read_windows(file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of the file from `start` to `end`, `size` bytes each; stops at the end of the file."""
     while start < end:
         data = file.pread(min(size, end - start), start)

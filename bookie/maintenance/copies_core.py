@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger.metadata_core import striping_of
+from ...ledger.metadata_core import striping_of_record
 from ...ledger.pending_core import Striping
 from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
-from ..store.memtable import Intervals
+from ..store.memtable import IntegerIntervals
 
 # ---------------------------------------------------------------------------------------------------- marks_core
 # The decisions of the auditor: which bookies are lost, and which mark a ledger gets. Pure.
@@ -106,7 +106,7 @@ class BookieAbsences:
         assert all(since <= now for since in self._since.values()), "no bookie is absent since a time in the future"
 
 
-def bookies_of(record: LedgerRecord) -> dict[str, None]:
+def bookies_of_ledger(record: LedgerRecord) -> dict[str, None]:
     """Returns all bookies that the fragments of the ledger name, each once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
@@ -124,7 +124,7 @@ def decide_mark(
         return None
     bookies: dict[str, str] = {}
     before = {} if mark is None else mark.bookies
-    for bookie in sorted(bookies_of(record)):
+    for bookie in sorted(bookies_of_ledger(record)):
         if bookie in gone:
             bookies[bookie] = gone[bookie].value
         elif bookie in found:
@@ -164,7 +164,7 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
-def wait_left_s(
+def wait_until_attempt_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
     """Returns how many seconds the ledger must still wait before its next attempt. `seen_s`: for how many seconds the
@@ -177,7 +177,7 @@ def wait_left_s(
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
-def with_due_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+def with_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
     """Returns the mark with its next attempt due at once, because something changed that may help. Its count of
     attempts stays, so that it is not retried in a tight loop.
     """
@@ -210,23 +210,23 @@ class CopyGap(NamedTuple):
     missing: tuple[tuple[int, int], ...]  # runs of entries, ascending
 
 
-class Unmark(NamedTuple):
+class RemoveRepairMark(NamedTuple):
     """Step: remove the mark of the ledger."""
 
     why: str
 
 
-class Fill(NamedTuple):
+class CopyMissingEntries(NamedTuple):
     """Step: copy the missing entries of these gaps."""
 
     gaps: tuple[CopyGap, ...]
 
 
-class Recover(NamedTuple):
+class RecoverLedger(NamedTuple):
     """Step: recover the ledger, which fences its writer and ends it."""
 
 
-class Wait(NamedTuple):
+class WaitForNextAttempt(NamedTuple):
     """Step: leave the ledger marked; the next attempt is after `seconds`."""
 
     why: StuckReason
@@ -234,9 +234,9 @@ class Wait(NamedTuple):
     seconds: float = 0.0  # 0: as after any failed try
 
 
-Step = Unmark | Fill | Recover | Wait
+Step = RemoveRepairMark | CopyMissingEntries | RecoverLedger | WaitForNextAttempt
 
-Held = Mapping[tuple[int, str], Intervals | None]
+Held = Mapping[tuple[int, str], IntegerIntervals | None]
 """(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
 
 
@@ -264,7 +264,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
         entry += max(length, 1)
 
 
-def missing_runs(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
+def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
     """Returns those parts of the runs `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
@@ -289,7 +289,7 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
     """Returns all gaps of the final fragments, first those of the fragments with the fewest complete copies. `held`:
     the entries that each bookie reported.
     """
-    striping = striping_of(record)
+    striping = striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(final_fragments(record)):
         here: list[CopyGap] = []
@@ -299,7 +299,7 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
                 here.append(CopyGap(final.first, final.last, slot, bookie, True, tuple(wanted)))
                 continue
             answer = held[final.first, bookie]
-            missing = () if answer is None else missing_runs(wanted, answer)
+            missing = () if answer is None else runs_without_copies(wanted, answer)
             if missing:
                 here.append(CopyGap(final.first, final.last, slot, bookie, False, missing))
         found += [(-len(here), number, gap) for gap in here]
@@ -335,7 +335,7 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
-    for slot in striping_of(record).write_set(entry):
+    for slot in striping_of_record(record).write_set(entry):
         bookie = final.bookies[slot]
         if bookie in look.dead:
             continue
@@ -345,7 +345,7 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
     return StuckReason.LOST
 
 
-def is_unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
+def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
     """Returns whether the last fragment is not final, and only a recovery can make it final. The worker may give the
     writer time first.
 
@@ -372,21 +372,23 @@ def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> St
     """
     record = look.record
     if record is None:
-        return Unmark("the ledger was deleted")
+        return RemoveRepairMark("the ledger was deleted")
     found = find_copy_gaps(record, look.gone, look.held)
     if found and not tried:
-        return Fill(found)
-    if is_unsettled(record, look.gone | look.damaged):
+        return CopyMissingEntries(found)
+    if needs_recovery_to_end(record, look.gone | look.damaged):
         left = open_grace_s - look.unsettled_s
         if left <= 0:
-            return Recover()
-        return Wait(StuckReason.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left)
+            return RecoverLedger()
+        return WaitForNextAttempt(
+            StuckReason.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left
+        )
     if found:
-        return Fill(found)
+        return CopyMissingEntries(found)
     silent = sorted({bookie for (_, bookie), answer in look.held.items() if answer is None and bookie in look.marked})
     if silent:
-        return Wait(StuckReason.UNREACHABLE, f"no answer from {', '.join(silent)}")
-    return Unmark("every copy is there")
+        return WaitForNextAttempt(StuckReason.UNREACHABLE, f"no answer from {', '.join(silent)}")
+    return RemoveRepairMark("every copy is there")
 
 
 # ----------------------------------------------------------------------------------------------------- pace_core

@@ -28,7 +28,7 @@ from ...runtime.network import World
 from ...runtime.tasks import run_together
 from ..store.disk import NoSpace
 from ..store.store import Store
-from .restore import Restorer
+from .restore import LimboEntryRestorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
@@ -123,7 +123,7 @@ class LimboRestorer:
         _LOG.info("limbo: %d ledgers up to %d are compared", len(wanted), upto)
         client = LedgerClient(self._world, metadata)
         try:
-            restorer = Restorer(self._store, self._bookie, metadata, client)
+            restorer = LimboEntryRestorer(self._store, self._bookie, metadata, client)
             self.blocked = await self._restore_all(restorer, wanted)
             for name, value in restorer.counters.items():
                 self.counters[f"limbo_{name}"] += value
@@ -132,7 +132,7 @@ class LimboRestorer:
         self._log_blocked()
         return not self.blocked
 
-    async def _restore_all(self, restorer: Restorer, wanted: list[int]) -> dict[int, str]:
+    async def _restore_all(self, restorer: LimboEntryRestorer, wanted: list[int]) -> dict[int, str]:
         waiting = iter(wanted)
         blocked: dict[int, str] = {}
 

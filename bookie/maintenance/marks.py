@@ -31,7 +31,7 @@ from ...metadata.store import (
     ABSENT,
     UNREADABLE,
     MetadataStore,
-    find_readable,
+    get_readable_record,
     get_record,
     parse_ledger_ids,
     update_record,
@@ -84,7 +84,7 @@ async def list_departing(store: MetadataStore) -> dict[str, DepartingRecord]:
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
-        record = await find_readable(store, path, DepartingRecord)
+        record = await get_readable_record(store, path, DepartingRecord)
         if record is not None:
             found[name] = record[0]
         elif path in UNREADABLE.paths:
@@ -96,7 +96,7 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
     """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
-        record = await find_readable(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
+        record = await get_readable_record(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
         if record is not None:
             found[name] = record[0]
     return found
@@ -114,7 +114,7 @@ async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> No
 async def is_repair_enabled(store: MetadataStore) -> bool:
     """Returns whether auto-recovery is on. It is on if the setting cannot be read, because missing copies do more harm.
     """
-    found = await find_readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
+    found = await get_readable_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
 
@@ -182,7 +182,7 @@ async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | Re
 
 async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Returns whether the node has this process's record. A record that cannot be read is another process's."""
-    found = await find_readable(store, path, type(record))
+    found = await get_readable_record(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
@@ -191,7 +191,7 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
     """
     try:
         async with asyncio.timeout(DROP_S):
-            found = await find_readable(store, path, type(record))
+            found = await get_readable_record(store, path, type(record))
             if found is not None and found[0].token == record.token:
                 await store.delete(path, found[1])
     except (MagnetarError, TimeoutError) as error:
@@ -202,7 +202,7 @@ async def list_records(store: MetadataStore, folder: str, cls: type[R]) -> Seque
     """Returns every record directly below the folder; those that cannot be read are left out."""
     found: list[R] = []
     for name in await store.children(folder):
-        record = await find_readable(store, f"{folder}/{name}", cls)
+        record = await get_readable_record(store, f"{folder}/{name}", cls)
         if record is not None:
             found.append(record[0])
     return found

@@ -32,16 +32,16 @@ from ...proto.errors import MagnetarError
 from ...runtime.network import World
 from ...runtime.tasks import run_together
 from ..store.identity import delete_cookie
-from ..store.memtable import Intervals
+from ..store.memtable import IntegerIntervals
 from . import marks
 from .copies_core import (
     BookieAbsences,
     RepairReason,
-    bookies_of,
+    bookies_of_ledger,
     copies_to_ask,
     decide_mark,
     find_copy_gaps,
-    with_due_now,
+    with_next_attempt_now,
 )
 from .repair_worker import Copier, RepairConfig, RepairWorker
 
@@ -270,7 +270,7 @@ class Auditor:
         read. `changed`: if the ledger is closed now, its copies are checked soon.
         """
         record = await marks.read_ledger(self._metadata, ledger)
-        for bookie in bookies_of(record) if record is not None else ():
+        for bookie in bookies_of_ledger(record) if record is not None else ():
             self._named[bookie] = None
         if record is not None and record.state == CLOSED and changed:
             self._closed[ledger] = None
@@ -304,7 +304,9 @@ class Auditor:
 
     async def _hurry(self, ledger: int) -> None:
         """Makes the next attempt of a marked ledger due at once."""
-        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else with_due_now(mark))
+        await marks.change_mark(
+            self._metadata, ledger, lambda mark: None if mark is None else with_next_attempt_now(mark)
+        )
 
     async def _check_reports(self) -> None:
         """Marks the ledgers of new reports of damage. A worker repairs the entries, and then the bookie deletes its
@@ -333,7 +335,7 @@ class Auditor:
         """Deletes the reports of lost bookies on this ledger, if the ledger needs nothing from them any more."""
         record = await marks.read_ledger(self._metadata, ledger)
         for bookie in lost:
-            if record is None or (record.state == CLOSED and bookie not in bookies_of(record)):
+            if record is None or (record.state == CLOSED and bookie not in bookies_of_ledger(record)):
                 await marks.delete_report(self._metadata, ledger, bookie)
 
     async def _delete_departed(
@@ -396,7 +398,7 @@ class Auditor:
     async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
         """Returns the bookies, not gone, that lack entries of the ledger's final fragments."""
         gone = self._gone or {}
-        held: dict[tuple[int, str], Intervals | None] = {}
+        held: dict[tuple[int, str], IntegerIntervals | None] = {}
         for final, bookie in copies_to_ask(record, gone):
             there = (self._available or {}).get(bookie)
             answer = None
@@ -441,7 +443,7 @@ class AutoRepair:
         self.worker = RepairWorker(world, metadata, client, config, self.name, token)
 
     async def run(self) -> None:
-        await self._client.bookies.wait_listed()
+        await self._client.bookies.wait_bookies_listed()
         await run_together([self.auditor.run(), self.worker.run()], "repair")
 
     def statistics(self) -> dict[str, int]:

@@ -53,24 +53,24 @@ from ...proto.errors import DataLost, InvalidConfiguration, MagnetarError
 from ...runtime.clock import Clock
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_together
-from ..store.memtable import Intervals
+from ..store.memtable import IntegerIntervals
 from . import marks
 from .copies_core import (
     CopyGap,
     CopyRateLimit,
     LedgerCopies,
-    Recover,
+    RecoverLedger,
+    RemoveRepairMark,
     StuckReason,
-    Unmark,
-    Wait,
+    WaitForNextAttempt,
     copies_to_ask,
     damaged_in_last_fragment,
     decide_next_step,
     gone_bookies,
-    is_unsettled,
     mark_after_failure,
-    missing_runs,
-    wait_left_s,
+    needs_recovery_to_end,
+    runs_without_copies,
+    wait_until_attempt_s,
     why_unreadable,
 )
 
@@ -169,9 +169,9 @@ class Copier:
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
 
     # ------------------------------------------------------------------------------ asking
-    async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
+    async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> IntegerIntervals | None:
         """Returns which of the entries `first … last` the bookie has; None if it does not answer."""
-        found = Intervals()
+        found = IntegerIntervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
             head = RequestHead(Op.HELD, Flags.NONE, record.ledger_id, at, end - at + 1, 0, record.key).encode()
@@ -466,7 +466,7 @@ class RepairWorker:
         if self._seen.get(ledger, (-1, 0.0))[0] != version:
             self._seen[ledger] = version, now
         seen_s = now - self._seen[ledger][1]
-        return wait_left_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
+        return wait_until_attempt_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
         """Schedules the ledger again after `seconds`."""
@@ -479,24 +479,24 @@ class RepairWorker:
             self._add([ledger])
 
     async def _repair(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> None:
-        stuck = Wait(StuckReason.FAILED, "")
+        stuck = WaitForNextAttempt(StuckReason.FAILED, "")
         tried = False
         while True:
             look = await self._examine(ledger, mark)
             step = decide_next_step(look, tried, self._config.open_ledger_grace_s)
-            if isinstance(step, Unmark):
+            if isinstance(step, RemoveRepairMark):
                 await self._unmark(ledger, version, step.why)
                 return
-            if isinstance(step, Wait):
+            if isinstance(step, WaitForNextAttempt):
                 stuck = step
-            elif isinstance(step, Recover):
+            elif isinstance(step, RecoverLedger):
                 try:
                     await self._client.recover(ledger)
                     self.counters["repair_recovered"] += 1
                     tried = False
                     continue
                 except MagnetarError as error:
-                    stuck = Wait(await self._why_open(look, error), f"it cannot be recovered: {error}")
+                    stuck = WaitForNextAttempt(await self._why_open(look, error), f"it cannot be recovered: {error}")
             elif not tried:
                 stuck = await self._fill(look, step.gaps) or stuck
                 tried = True
@@ -518,7 +518,7 @@ class RepairWorker:
         available = await marks.list_registered(self._metadata)
         gone = gone_bookies(mark, available, await marks.list_departing(self._metadata))
         damaged = frozenset[str]()
-        held: dict[tuple[int, str], Intervals | None] = {}
+        held: dict[tuple[int, str], IntegerIntervals | None] = {}
         if record is not None:
             damaged = damaged_in_last_fragment(record, await marks.list_damage_reports(self._metadata, ledger))
             asked = copies_to_ask(record, gone)
@@ -533,7 +533,7 @@ class RepairWorker:
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """Returns for how many seconds the last fragment has not changed; a change by a writer begins anew."""
-        if record is None or not is_unsettled(record, gone):
+        if record is None or not needs_recovery_to_end(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
         now = self._clock.monotonic()
@@ -549,7 +549,7 @@ class RepairWorker:
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
 
-    async def _record_failure(self, ledger: int, stuck: Wait) -> None:
+    async def _record_failure(self, ledger: int, stuck: WaitForNextAttempt) -> None:
         config, now_ms = self._config, self._clock.wall_ms()
         if stuck.why is StuckReason.OPEN:  # nothing was tried: the same worker looks again when the grace is over
             self._put_off(ledger, stuck.seconds)
@@ -568,7 +568,7 @@ class RepairWorker:
         await marks.change_mark(self._metadata, ledger, change)
 
     # ------------------------------------------------------------------------------ gaps
-    async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> Wait | None:
+    async def _fill(self, look: LedgerCopies, gaps: Sequence[CopyGap]) -> WaitForNextAttempt | None:
         """Tries to fill each gap once. Returns why a gap was not filled (LOST before other reasons), None if all were.
         """
         record, worst = look.record, None
@@ -581,7 +581,7 @@ class RepairWorker:
                 why, text = error.stuck, str(error)
                 if error.entry >= 0:
                     why = why_unreadable(look, error.entry)
-                worst = Wait(why, text) if worst is None or why is StuckReason.LOST else worst
+                worst = WaitForNextAttempt(why, text) if worst is None or why is StuckReason.LOST else worst
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> LedgerRecord:
@@ -590,10 +590,12 @@ class RepairWorker:
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
-            wanted = missing_runs(iter(gap.missing), await self._held_at(record, target, gap))
+            wanted = runs_without_copies(iter(gap.missing), await self._held_at(record, target, gap))
         reader = self._client.make_reader(record)
         await self._copier.copy_runs(reader, target, wanted, partial(self._copied, record.ledger_id))
-        missing = missing_runs(iter(gap.missing), await self._held_at(record, target, gap)) if gap.missing else ()
+        missing = runs_without_copies(
+            iter(gap.missing), await self._held_at(record, target, gap)
+        ) if gap.missing else ()
         if missing:
             raise CopyFailed(StuckReason.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
         return await self._replace(record, gap, target) if gap.gone else record
@@ -614,7 +616,7 @@ class RepairWorker:
             )
         return found[gap.slot]
 
-    async def _held_at(self, record: LedgerRecord, bookie: str, gap: CopyGap) -> Intervals:
+    async def _held_at(self, record: LedgerRecord, bookie: str, gap: CopyGap) -> IntegerIntervals:
         held = await self._copier.find_held(record, bookie, gap.first, gap.last)
         if held is None:
             raise CopyFailed(StuckReason.UNREACHABLE, f"bookie {bookie} does not answer")

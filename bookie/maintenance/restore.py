@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from ...ledger.client import LedgerClient
 from ...ledger.damage import subtract_ranges
-from ...ledger.metadata_core import striping_of
+from ...ledger.metadata_core import striping_of_record
 from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, encode_header
@@ -40,7 +40,7 @@ RUN_MAX = 64
 _BUSY_PAUSE_S = 0.05
 
 
-class Restorer:
+class LimboEntryRestorer:
     """Restores this bookie's copies of ledgers from other bookies; several calls of `restore` may run at a time.
     `counters` are totals since the start.
     """
@@ -69,7 +69,7 @@ class Restorer:
         found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
         if found is None:
             return None
-        self._store.keys.introduce(ledger, found[0].key)
+        self._store.keys.record_key_of_metadata(ledger, found[0].key)
         if not _placed(found[0], self._bookie):
             self._end_quarantine(found[0])
             return None
@@ -163,7 +163,7 @@ def _placed(record: LedgerRecord, bookie: str) -> bool:
 
 def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
     """Yields (first, last) of each run of entries that a CLOSED ledger places on the bookie, ascending."""
-    striping = striping_of(record)
+    striping = striping_of_record(record)
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
     for fragment, end in zip(record.fragments, ends, strict=True):
         if bookie not in fragment.bookies:

@@ -31,7 +31,7 @@ from ...ledger.peer_format import Status
 from ...ledger.reader_core import verify_entry
 from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
-from ...metadata.store import UNREADABLE, MetadataStore, find_readable
+from ...metadata.store import UNREADABLE, MetadataStore, get_readable_record
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join_path
@@ -46,7 +46,7 @@ from ..store.entrylog.files import ExtentScan, rewrite_table
 from ..store.entrylog.mover import file_size
 from ..store.store import Store
 from . import marks
-from .restore import Restorer
+from .restore import LimboEntryRestorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
@@ -312,7 +312,7 @@ class QuarantineReports:
         """Reads the records, and quarantines the damaged entries that readers added to them."""
         adopted = False
         for ledger in await marks.list_ledgers(metadata, paths.DAMAGED):
-            found = await find_readable(
+            found = await get_readable_record(
                 metadata, paths.damaged_copies_of_bookie(ledger, self._bookie), DamagedEntriesRecord
             )
             if found is None:
@@ -413,7 +413,9 @@ class EntryRepairer:
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:
-            reason = await Restorer(self._store, self._bookie, metadata, client).restore(ledger, recover=False)
+            reason = await LimboEntryRestorer(
+                self._store, self._bookie, metadata, client
+            ).restore(ledger, recover=False)
         finally:
             await client.close()
         if reason is not None:

@@ -64,7 +64,7 @@ class SeenMetadata(msgspec.Struct, frozen=True):
     restore: str = ""
 
 
-class PresentFacts(msgspec.Struct, frozen=True):
+class CurrentMetadata(msgspec.Struct, frozen=True):
     """The present state of the metadata, and the largest ledger id in the bookie's store (`here`)."""
 
     incarnations: tuple[Incarnation, ...]
@@ -81,7 +81,7 @@ class TrustVerdict(enum.Enum):
     RESTORED = "restored from a backup on purpose"
 
 
-def judge_metadata(seen: SeenMetadata, shown: PresentFacts) -> TrustVerdict:
+def judge_metadata(seen: SeenMetadata, shown: CurrentMetadata) -> TrustVerdict:
     """Returns whether the metadata (`shown`) is older than what was recorded (`seen`), by the table in the module's
     docstring.
     """
@@ -91,7 +91,7 @@ def judge_metadata(seen: SeenMetadata, shown: PresentFacts) -> TrustVerdict:
     return TrustVerdict.RESTORED if restore and restore != seen.restore else TrustVerdict.OLDER
 
 
-def _is_behind(seen: SeenMetadata, shown: PresentFacts) -> bool:
+def _is_behind(seen: SeenMetadata, shown: CurrentMetadata) -> bool:
     """Returns whether the metadata lacks something that was recorded before."""
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
@@ -112,7 +112,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def next_seen(seen: SeenMetadata, shown: PresentFacts, *, restored: bool) -> SeenMetadata:
+def next_seen_metadata(seen: SeenMetadata, shown: CurrentMetadata, *, restored: bool) -> SeenMetadata:
     """Returns what the bookie must record after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
@@ -157,7 +157,7 @@ class RollbackGuard:
         restored = verdict is not TrustVerdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
-        seen = next_seen(self.seen, shown, restored=restored)
+        seen = next_seen_metadata(self.seen, shown, restored=restored)
         if restored:
             _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
@@ -166,7 +166,7 @@ class RollbackGuard:
             )  # fmt: skip
         await self._save(seen)
 
-    async def _raise_counter(self, metadata: MetadataStore, shown: PresentFacts) -> PresentFacts:
+    async def _raise_counter(self, metadata: MetadataStore, shown: CurrentMetadata) -> CurrentMetadata:
         """Raises the counter of ledger ids above every id that was seen. Returns the facts with the new counter."""
         least = max(self.seen.ledger, self.here()) + 1
 
@@ -195,7 +195,7 @@ class RollbackGuard:
         await self._worker.close()
 
 
-async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
+async def _shown(metadata: MetadataStore, here: int) -> CurrentMetadata:
     """Reads the metadata's present facts, its revision first.
 
     The metadata may restart in between: the revision of the new incarnation together with the token of the old one
@@ -205,10 +205,10 @@ async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = incarnations[0].incarnations if incarnations else ()
-    return PresentFacts(listed, revision, None if counter is None else counter[0].next, here)
+    return CurrentMetadata(listed, revision, None if counter is None else counter[0].next, here)
 
 
-def _text(seen: SeenMetadata, shown: PresentFacts) -> str:
+def _text(seen: SeenMetadata, shown: CurrentMetadata) -> str:
     """Returns the message for an operator: what the metadata lacks, and what to do."""
     highest = max(seen.ledger, shown.here)
     return (

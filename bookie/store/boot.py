@@ -54,7 +54,7 @@ from . import index_files as ledger_index
 from .checkpoint import MARK, Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
-from .index import LoadedGroup
+from .index import LoadedIndexGroup
 from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
 from .journal.replay import JournalReader
 from .journal.segments import JournalPosition, journal_numbers
@@ -78,7 +78,7 @@ class BootResult(NamedTuple):
     marks_written: int
     ledgers: LedgerIndexFile
     loaded: LoadedIndex
-    groups: list[LoadedGroup]
+    groups: list[LoadedIndexGroup]
     facts: Sequence[QuarantinedEntries | DrainedLog]  # that follow from what was found
     gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
     last_log: int
@@ -95,7 +95,7 @@ def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -
     drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, DrainedLog))
     losses.write()
     ledgers.remove_old_generations()
-    logs = logs_at_boot.LogsAtBoot(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
+    logs = logs_at_boot.EntryLogRepairAtStart(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
     return BootResult(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
@@ -152,7 +152,7 @@ async def enter_limbo(
         descriptors.enter_limbo(upto)
 
 
-class Replay:
+class JournalReplay:
     """The replay of the journal into the memtable: step 5."""
 
     def __init__(
@@ -282,7 +282,7 @@ class Replay:
         if descriptor is None:
             assert self._losses.open, f"the journal has a {kind.name} of ledger {ledger} before its key"
             if kind is RecordType.ADD:  # its key is lost; limbo fences the ledger, and leaving it gives the key back
-                self._memtable.insert_many(ledger, [(entry, (payload,), len(payload))], len(payload))
+                self._memtable.insert_entries(ledger, [(entry, (payload,), len(payload))], len(payload))
             return
         if kind is RecordType.FENCE:
             descriptor.fenced = descriptor.fence_synced = True

@@ -20,7 +20,7 @@ Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.
 `commit` writes the mark too: it commits what compaction moved (entrylog/compaction.py), or the removal of logs. It
 shares steps with a checkpoint and runs under the same lock. It does not change the journal's position, and writes only
 its own facts, which must not become durable with any other mark. Logs are begun and closed under this lock too
-(`run_exclusive`), because every mark names both open logs and the last number.
+(`run_exclusive_checkpoint`), because every mark names both open logs and the last number.
 
 **A run that began goes to its end**, also when its caller is cancelled (`run_to_end`). Once the mark is durable, memory
 must agree with it; else the next append to the ledger index, a log or its index overwrites what the mark names. If a
@@ -208,7 +208,7 @@ class Checkpoint:
             self._hot.on_committed()
             self.counters["flushed_entries"] += table.entries
             self.counters["flushed_bytes"] += table.size_bytes
-        self._memtable.drop_flushing()
+        self._memtable.discard_flushed_table()
         assert self._settled is not None
         self._release = table.ledgers, self._descriptors.on_written(self._settled)
         self._settled = self._flush = None
@@ -242,7 +242,7 @@ class Checkpoint:
             self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
-    async def run_exclusive(self, function: Callable[[], None]) -> None:
+    async def run_exclusive_checkpoint(self, function: Callable[[], None]) -> None:
         """Runs `function`, which opens or closes a log, in the worker, while neither a checkpoint nor a commit runs."""
 
         async def run() -> None:

@@ -3,7 +3,7 @@ invariant 24).
 
 A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
-    a checkpoint, a move     gives up the reserve (`DiskReserve`) and is tried once more (`run_with_room`)
+    a checkpoint, a move     gives up the reserve (`DiskReserve`) and is tried once more (`run_and_retry_with_reserve`)
     a journal block          its waiters are refused; `ensure_room` gives up the reserve, so that the next blocks find
                              room: by then they are recovery adds and fences only, because `on_no_space` has ended
                              clients' adds
@@ -129,7 +129,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.space")
 JOURNAL = "journal"
 
 
-class Headroom:
+class DiskHeadroom:
     """Records which writes of a bookie found a full disk, and gives up and fills the reserve for them. `checkpoint`
     makes a checkpoint. `on_no_space` is called when a write found a full disk: it ends adds of clients.
     """
@@ -186,14 +186,14 @@ class Headroom:
     async def _try_again(self) -> None:
         """Tests whether there is room for a journal block again; if so, makes the checkpoint that found no room."""
         if self._journal.no_space:
-            await self._journal.retry_room()
+            await self._journal.check_room_again()
         if self.flush_blocked and not self._journal.no_space:
             try:
                 await self._checkpoint()
             except disk.NoSpace as error:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
-    async def run_with_room(self, action: Callable[[], Awaitable[None]]) -> None:
+    async def run_and_retry_with_reserve(self, action: Callable[[], Awaitable[None]]) -> None:
         """Runs `action`. If the disk has no room for it, gives up the reserve and runs it again. Raises NoSpace if that
         fails too.
         """
@@ -209,7 +209,7 @@ class Headroom:
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
         """Makes a checkpoint. Raises NoSpace (then `ensure_room` repeats the checkpoint) or NoDescriptor."""
         try:
-            await self.run_with_room(checkpoint)
+            await self.run_and_retry_with_reserve(checkpoint)
             self.flush_blocked = self.without_descriptor = False
         except disk.NoDescriptor as error:
             if not self.without_descriptor:
@@ -222,7 +222,7 @@ class Headroom:
             raise
 
 
-def free_for_start(files: Files, directory: str, uuid: bytes) -> bool:
+def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Frees space for a start that found none; returns False if there is nothing left to free."""
     journals = join_path(directory, JOURNAL)
     if DiskReserve(files, directory, directory, 0, 0).release():

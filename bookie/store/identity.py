@@ -47,7 +47,7 @@ from ...metadata.store import (
     Delete,
     MetadataStore,
     ensure_cluster,
-    find_readable,
+    get_readable_record,
     get_record,
     put_record,
     update_record,
@@ -66,7 +66,7 @@ COOKIE = "cookie"
 LOCK = "lock"
 
 
-class BootVerdict(enum.Enum):
+class DirectoryVerdict(enum.Enum):
     """The verdict on a bookie's data directory at a start; with a verdict of REFUSALS the bookie does not start."""
 
     NEW = "a new bookie"
@@ -83,28 +83,29 @@ class BootVerdict(enum.Enum):
 
 
 REFUSALS = {
-    BootVerdict.ORPHAN: (
+    DirectoryVerdict.ORPHAN: (
         "{directory} holds a bookie's files but no cookie: a file was lost, or something else wrote it. "
         "Give an empty directory to start a new bookie"
     ),
-    BootVerdict.WIPED: (
+    DirectoryVerdict.WIPED: (
         "the metadata knows bookie {other} at {place}, but {directory} is empty: its data is lost. Restore the "
         "directory; or, if it is lost for good, run `magnetar bookies forget {other}` and start again: as a new bookie"
     ),
-    BootVerdict.OTHER_CLUSTER: "{directory} belongs to a bookie of cluster {theirs}; the metadata is of cluster {ours}",
-    BootVerdict.UNKNOWN: (
+    DirectoryVerdict.OTHER_CLUSTER:
+        "{directory} belongs to a bookie of cluster {theirs}; the metadata is of cluster {ours}",
+    DirectoryVerdict.UNKNOWN: (
         "{directory} belongs to bookie {bookie}, which the metadata does not know: "
         "it is the wrong metadata, or it lost data, or the bookie was forgotten; nothing was changed"
     ),
-    BootVerdict.SWAPPED: (
+    DirectoryVerdict.SWAPPED: (
         "{directory} holds the data of bookie {bookie}, but {place} is the place of bookie {other}: directories were "
         "exchanged. Put them back; nothing was changed"
     ),
-    BootVerdict.MOVED: (
+    DirectoryVerdict.MOVED: (
         "{directory} belongs to bookie {bookie} at {places}, and this is {place}. If the directory was moved, and "
         "no copy of it is left there, run `magnetar bookies move {bookie} {place}` and start again"
     ),
-    BootVerdict.OLD_METADATA: (
+    DirectoryVerdict.OLD_METADATA: (
         "{directory} of bookie {bookie} has seen {starts} starts, the metadata knows of {known}: the metadata is "
         "older than the directory. Start it on the right metadata; or, if it was restored on purpose, run "
         "`magnetar bookies accept-metadata {bookie}` and start again"
@@ -113,7 +114,7 @@ REFUSALS = {
 """Texts of the errors that the operator gets."""
 
 
-class BootFacts(NamedTuple):
+class DirectoryAtStart(NamedTuple):
     """The facts for `judge_directory`. `others` are the bookies whose records name this place."""
 
     cookie: Cookie | None
@@ -125,7 +126,7 @@ class BootFacts(NamedTuple):
     instance: str
 
 
-class Identity(msgspec.Struct, frozen=True):
+class BookieIdentity(msgspec.Struct, frozen=True):
     """The identity of a bookie whose directory was claimed; `record_start` counts this start."""
 
     uuid: bytes
@@ -153,24 +154,24 @@ class Identity(msgspec.Struct, frozen=True):
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
-def judge_directory(facts: BootFacts) -> BootVerdict:
+def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
     """Returns whether and how the bookie may start, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
-            return BootVerdict.ORPHAN
-        return BootVerdict.WIPED if facts.others else BootVerdict.NEW
+            return DirectoryVerdict.ORPHAN
+        return DirectoryVerdict.WIPED if facts.others else DirectoryVerdict.NEW
     if cookie.instance != facts.instance:
-        return BootVerdict.OTHER_CLUSTER
+        return DirectoryVerdict.OTHER_CLUSTER
     if record is None:
-        return BootVerdict.UNKNOWN if facts.store else BootVerdict.FINISH
+        return DirectoryVerdict.UNKNOWN if facts.store else DirectoryVerdict.FINISH
     if not any(place in record.directories for place in (facts.place, *facts.aliases)):
-        return BootVerdict.SWAPPED if facts.others else BootVerdict.MOVED
+        return DirectoryVerdict.SWAPPED if facts.others else DirectoryVerdict.MOVED
     if cookie.starts > record.starts + 1:
-        return BootVerdict.OLD_METADATA
+        return DirectoryVerdict.OLD_METADATA
     if not facts.store and record.starts > 0:
-        return BootVerdict.WIPED
-    return BootVerdict.ROLLED_BACK if cookie.starts < record.starts else BootVerdict.START
+        return DirectoryVerdict.WIPED
+    return DirectoryVerdict.ROLLED_BACK if cookie.starts < record.starts else DirectoryVerdict.START
 
 
 # ------------------------------------------------------------------------------------------ a start
@@ -198,7 +199,9 @@ def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
     )
 
 
-async def claim_directory(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
+async def claim_directory(
+    world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str
+) -> BookieIdentity:
     """Locks the directory, judges it, and returns its identity. `place` must be unique in the cluster; the directory
     may have been at `aliases` before.
 
@@ -220,12 +223,12 @@ async def claim_directory(world: World, metadata: MetadataStore, directory: str,
 
 async def _claim(
     world: World, metadata: MetadataStore, directory: str, lock: File, places: tuple[str, ...]
-) -> Identity:
+) -> BookieIdentity:
     files = world.files
     instance = (await ensure_cluster(metadata, world.rng)).instance
     cookie = _read_cookie(files, directory)
     known = None if cookie is None else await get_record(metadata, paths.cookie(cookie.bookie), CookieRecord)
-    facts = BootFacts(
+    facts = DirectoryAtStart(
         cookie, None if known is None else known[0], _holds_store(files, directory), places[0], places[1:],
         await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
     )  # fmt: skip
@@ -240,14 +243,14 @@ async def _claim(
     else:
         record, version = known
     losses: tuple[str, ...] = ()
-    if verdict is BootVerdict.ROLLED_BACK:
+    if verdict is DirectoryVerdict.ROLLED_BACK:
         known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
         losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
-    return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
+    return BookieIdentity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
 async def record_start(
-    world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
+    world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
 ) -> None:
     """Counts this start in the cookie and its record, and stores the position up to which the journal is synced. All
     losses must be durable as limbo before.
@@ -275,7 +278,7 @@ async def record_start(
 
 
 async def store_journal_position(
-    metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
+    metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
     """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
 
@@ -309,7 +312,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
     """Returns the other bookies whose cookie records name one of `places`. Records that cannot be read are skipped."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
-        record = None if bookie == own else await find_readable(metadata, paths.cookie(bookie), CookieRecord)
+        record = None if bookie == own else await get_readable_record(metadata, paths.cookie(bookie), CookieRecord)
         if record is not None and any(place in record[0].directories for place in places):
             found.append(bookie)
     return tuple(found)
@@ -323,7 +326,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
     return cookie
 
 
-def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
+def _text(verdict: DirectoryVerdict, facts: DirectoryAtStart, directory: str) -> str:
     """Returns the message for an operator: why the bookie does not start, and what to do."""
     cookie, record = facts.cookie, facts.record
     bookie = "" if cookie is None else cookie.bookie

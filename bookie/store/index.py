@@ -47,7 +47,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Lru(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """A cache that evicts the values that were not used for the longest time. The caller passes the size of each value;
     their sum never exceeds `bytes_max`.
     """
@@ -146,12 +146,12 @@ class Pages:
         return Page(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
 
 
-class LoadedGroup:
+class LoadedIndexGroup:
     """The part of an index group of `log` that stays in memory; the group begins at `offset` of the index file. Must be
     made in a worker.
 
-    Extents must ascend by ledger. Made by `LoadedGroup(log, offset, extents)`, or by `LoadedGroup.start` and then
-    `feed` with slices of the heads' bytes, each of whole pages.
+    Extents must ascend by ledger. Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and
+    then `feed` with slices of the heads' bytes, each of whole pages.
     """
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
@@ -169,7 +169,7 @@ class LoadedGroup:
             self.feed(encode_extent_heads(extents))
 
     @classmethod
-    def start(cls, log: int, offset: int, extents: int) -> LoadedGroup:
+    def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
         """Returns a group for `extents` extents, still without their heads: it may be used once `feed` has got all."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
@@ -253,7 +253,7 @@ class LedgerExtents:
         return found
 
 
-class MissingPages(NamedTuple):
+class MissingIndexPages(NamedTuple):
     """The answer of `find_run` if pages must be loaded: with the extents in `pages` added to `known`, the run is
     complete.
     """
@@ -277,7 +277,7 @@ class _Log:
         self.starts: list[int] = []  # the first page of each group
         self.extents = 0
 
-    def add(self, group: LoadedGroup) -> None:
+    def add(self, group: LoadedIndexGroup) -> None:
         self.starts.append(len(self.pages))
         self.pages.extend(group.pages)
         self.ledgers |= group.ledgers
@@ -300,16 +300,16 @@ class EntryLogIndex:
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
-        self._runs: Lru[tuple[int, int] | tuple[int, int, None], LedgerExtents | ExtentTable] = Lru(bytes_max)
+        self._runs: LruCache[tuple[int, int] | tuple[int, int, None], LedgerExtents | ExtentTable] = LruCache(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
         """(log, ledger) → a future that is done when the run has been loaded (search.py)."""
 
     # ------------------------------------------------------------------------------------ changes
-    def add(self, group: LoadedGroup) -> None:
+    def add(self, group: LoadedIndexGroup) -> None:
         self.add_group(group, ())
 
-    def add_group(self, group: LoadedGroup | None, drop: Collection[int]) -> None:
+    def add_group(self, group: LoadedIndexGroup | None, drop: Collection[int]) -> None:
         """Makes a new group visible and removes the logs `drop`, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
@@ -335,7 +335,7 @@ class EntryLogIndex:
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
-    def find_run(self, log: int, ledger: int) -> LedgerExtents | MissingPages:
+    def find_run(self, log: int, ledger: int) -> LedgerExtents | MissingIndexPages:
         """Returns the extents of the ledger in that log, or what must be loaded first."""
         found = self._logs.get(log)
         if found is None or ledger not in found.ledgers:
@@ -349,7 +349,7 @@ class EntryLogIndex:
         if known is not None and not pages:
             known.groups = groups
             return known
-        return MissingPages(log, ledger, groups, pages, known)
+        return MissingIndexPages(log, ledger, groups, pages, known)
 
     def add_run(self, run: LedgerExtents) -> None:
         """Adds a run that was loaded to the LRU."""
@@ -364,7 +364,7 @@ class EntryLogIndex:
                 if (number, ledger) not in self._runs:
                     return False
                 run = self.find_run(number, ledger)
-                if isinstance(run, MissingPages) or run.places(entry):
+                if isinstance(run, MissingIndexPages) or run.places(entry):
                     return False
         return True
 
@@ -375,7 +375,7 @@ class EntryLogIndex:
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.find_run(log, ledger)
-            if isinstance(run, MissingPages):
+            if isinstance(run, MissingIndexPages):
                 return None
             places += run.places(entry)
         return places

@@ -28,7 +28,7 @@ from ..format.journal import (
 )
 from ..format.ledger_index import LedgerState, State, Tombstone
 from . import disk
-from .index import Lru
+from .index import LruCache
 from .state_log import Fact, StateLog, read_or_damaged
 from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
 
@@ -123,7 +123,7 @@ class PendingChanges(NamedTuple):
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
             records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
-        table = self.table.with_changes(records) if records else self.table
+        table = self.table.with_ledger_records(records) if records else self.table
         if everything:
             statements = list(map(ledger_index.encode, self.facts.all_facts()))
             return IndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
@@ -139,7 +139,7 @@ class LedgerDescriptors(StateLog):
         super().__init__()
         self.dirty_ledgers: dict[int, LedgerDescriptor] = {}
         self._settling: dict[int, LedgerDescriptor] = {}
-        self._clean: Lru[int, LedgerDescriptor] = Lru(_CLEAN_MAX)
+        self._clean: LruCache[int, LedgerDescriptor] = LruCache(_CLEAN_MAX)
         self._table = LedgerTable()
         self._ids = BitMap64()
         self._unwritten: list[State] = []

@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 
 from ...ledger.peer_format import Status
 from ..format.journal import RecordType
-from .index import Lru
+from .index import LruCache
 from .index_files import LedgerDescriptor, LedgerDescriptors
 from .journal.journal import Journal
-from .memtable import Intervals, Memtable
+from .memtable import IntegerIntervals, Memtable
 
 INTRODUCED_MAX = 4096
 """Ledgers that were introduced and did not begin: those of a burst."""
@@ -34,21 +34,22 @@ class LedgerKeys:
     def __init__(self, descriptors: LedgerDescriptors, journal: Journal) -> None:
         self._descriptors = descriptors
         self._journal = journal
-        self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
+        # keys of ledgers that are not here; None: any ledger may begin
+        self._introduced: LruCache[int, bytes] | None = None
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
-    def require_introduction(self) -> None:
+    def require_keys_before_ledgers(self) -> None:
         """Requires from now on that the key of a ledger that is unknown here was introduced before the ledger begins
         (bookie/newcomers.py).
         """
-        self._introduced = Lru(INTRODUCED_MAX)
+        self._introduced = LruCache(INTRODUCED_MAX)
 
-    def introduce(self, ledger: int, key: bytes) -> None:
+    def record_key_of_metadata(self, ledger: int, key: bytes) -> None:
         """Records that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 
-    def may_begin(self, ledger: int, key: bytes) -> bool:
+    def may_begin_unknown_ledger(self, ledger: int, key: bytes) -> bool:
         """Returns whether a ledger that is unknown here may begin with this key."""
         if self._introduced is None:
             return True
@@ -64,7 +65,7 @@ class LedgerKeys:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
         if ledger in self._descriptors.tombstones:
             return Status.FENCED
-        return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
+        return Status.OK if self.may_begin_unknown_ledger(ledger, key) else Status.NO_SUCH_LEDGER
 
     def judge_read(self, ledger: int, key: bytes) -> Status:
         """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
@@ -74,7 +75,7 @@ class LedgerKeys:
         if descriptor is not None:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
         lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
-        return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
+        return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
 
     def ensure_key(self, ledger: int, key: bytes) -> Status:
         """Makes the ledger begin with this key if it is unknown here. Returns UNAUTHORIZED if it is deleted or has
@@ -145,7 +146,7 @@ class TombstoneWriter:
         """Writes tombstones. Returns False if the journal had no room for all of them: then they are in memory, and
         `write_pending` makes them durable.
         """
-        spans = Intervals()
+        spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
         waiting = list(spans)

@@ -139,7 +139,7 @@ async def load(
         world.clock, files, directory, uuid, workers.flush, (found.mark, found.marks_written),
         memtable, descriptors, numbers, hot, cold, index, found.ledgers,
     )  # fmt: skip
-    replay = boot.Replay(memtable, descriptors, checkpoint, losses)
+    replay = boot.JournalReplay(memtable, descriptors, checkpoint, losses)
     end = await replay.run(files, join_path(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
     logs_at_boot.log_missing_logs(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)

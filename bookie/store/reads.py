@@ -33,10 +33,10 @@ from ...runtime.threads import Worker
 from ..format.index import Extent, ExtentTable
 from . import disk
 from .entrylog.files import EntryLogReader, ExtentReadResult
-from .index import EntryLogIndex, ExtentPlace, Lru, record_number, run_end
+from .index import EntryLogIndex, ExtentPlace, LruCache, record_number, run_end
 from .index_files import LedgerDescriptors
 from .memtable import ENTRY_OVERHEAD_BYTES, Memtable
-from .search import Search
+from .search import EntrySearch
 
 # ---------------------------------------------------------------------------------------------------- read_ahead
 # Read-ahead after a range that was asked for, so that the disk works while the last answer is on its way.
@@ -65,7 +65,7 @@ LANE_FILES_MAX = 16
 _ENTRIES_MAX = 1 << 20
 
 
-class ReadLane(NamedTuple):
+class ReadAheadWorker(NamedTuple):
     """A worker that reads chunks ahead, one after the other, and the files and memory that only it uses."""
 
     reader: EntryLogReader
@@ -140,13 +140,15 @@ class SequentialRead:
 class ReadAhead:
     """Reads entries ahead for sequential readers, in bounded memory."""
 
-    def __init__(self, index: EntryLogIndex, lanes: Sequence[ReadLane], bytes_max: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, index: EntryLogIndex, lanes: Sequence[ReadAheadWorker], bytes_max: int, chunk_bytes: int
+    ) -> None:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
-        self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
+        self._streams: LruCache[tuple[int, int], SequentialRead] = LruCache(bytes_max)
 
-    def take_read(self, ledger: int, entry: int) -> SequentialRead | None:
+    def take_entries_read_ahead(self, ledger: int, entry: int) -> SequentialRead | None:
         """Removes and returns the entries read ahead from `entry` on, which then belong to the caller; None if there
         are none.
         """
@@ -199,7 +201,7 @@ class ReadAhead:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
 
-    def _next_lane(self) -> ReadLane:
+    def _next_lane(self) -> ReadAheadWorker:
         self._lanes.rotate()
         return self._lanes[0]
 
@@ -256,20 +258,21 @@ class LacResult(NamedTuple):
     last: int
 
 
-class Reads:
+class StoreReads:
     """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
         worker: Worker,
-        lanes: Sequence[ReadLane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+        lanes: Sequence[ReadAheadWorker], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int,
+        read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable
         self._index = index
         self._reader = reader
         self._worker = worker
-        self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
+        self._cache = LruCache[tuple[int, int], bytes](cache_bytes // 2)
         self._ahead = ReadAhead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
@@ -311,7 +314,7 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_read(ledger, entry)
+            stream = self._ahead.take_entries_read_ahead(ledger, entry)
             if stream is not None:
                 if stream.is_chunk_due:
                     stream.accept_chunk()
@@ -329,7 +332,7 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            stream = self._ahead.take_read(ledger, entry)
+            stream = self._ahead.take_entries_read_ahead(ledger, entry)
             if stream is not None:
                 result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
                 if result is None:
@@ -377,9 +380,9 @@ class Reads:
         Returns None if the index changed meanwhile.
         """
         generation = self._index.generation
-        search = Search(self._index, self._reader, self._worker, ledger, entry)
+        search = EntrySearch(self._index, self._reader, self._worker, ledger, entry)
         damaged = False
-        while (place := await search.next_extent()) is not None:
+        while (place := await search.next_extent_to_search()) is not None:
             found = await self._read_place(place, entry, count, bytes_max)
             if found.entries:
                 entries = list[Buffer](found.entries)
@@ -431,9 +434,9 @@ class Reads:
         """
         while True:
             generation = self._index.generation
-            search = Search(self._index, self._reader, self._worker, ledger, entry)
+            search = EntrySearch(self._index, self._reader, self._worker, ledger, entry)
             damaged = False
-            while (place := await search.next_extent()) is not None:
+            while (place := await search.next_extent_to_search()) is not None:
                 found = await self._read_again(place, entry)
                 if found.entries:
                     return Status.OK
@@ -454,8 +457,8 @@ class Reads:
         """Returns the place of this extent of the log, and its table as it is on the disk (None: damaged). Returns None
         if the index does not have the extent.
         """
-        search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
-        while (place := await search.next_extent()) is not None:
+        search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
+        while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:
                 return place, (await self._read_again(place, extent.first)).table
         return None

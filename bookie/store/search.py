@@ -5,7 +5,7 @@ them. Any good copy counts. A miss needs all logs: the others follow, newest fir
 not match its checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in
 the read worker, in slices of `PAGES_MAX`, so that other reads run in between.
 
-`HeldEntries` finds which entries of a range the bookie has. Guarded by tests/bookie/store/test_index.py.
+`StoredEntryFinder` finds which entries of a range the bookie has. Guarded by tests/bookie/store/test_index.py.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from collections.abc import Awaitable, Callable
 from ...runtime.threads import Worker
 from . import disk
 from .entrylog.files import EntryLogReader
-from .index import EntryLogIndex, ExtentPlace, LedgerExtents, MissingPages
+from .index import EntryLogIndex, ExtentPlace, LedgerExtents, MissingIndexPages
 from .index_files import LedgerDescriptors
-from .memtable import Intervals, Memtable
+from .memtable import IntegerIntervals, Memtable
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 PAGES_MAX = 64
 
 
-class Search:
-    """The search for one entry. `next_extent` is called until it returns None: then every place was searched."""
+class EntrySearch:
+    """The search for one entry. `next_extent_to_search` is called until it returns None: then every place was
+    searched."""
 
     def __init__(self, index: EntryLogIndex, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -40,7 +41,7 @@ class Search:
         self._found: list[ExtentPlace] = []
         self.damaged = False
 
-    async def next_extent(self) -> ExtentPlace | None:
+    async def next_extent_to_search(self) -> ExtentPlace | None:
         """Returns the next extent whose range includes the entry, the likely ones first; None if there is none left."""
         while not self._found:
             if not self._logs:
@@ -79,7 +80,7 @@ async def load_run(
     OSError if no file descriptor is free.
     """
     missing = index.find_run(number, ledger)
-    if isinstance(missing, MissingPages) and (other := index.loading.get((number, ledger))) is not None:
+    if isinstance(missing, MissingIndexPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])
         missing = index.find_run(number, ledger)  # of damaged pages, or a group that came meanwhile, it is not all
     if isinstance(missing, LedgerExtents):
@@ -94,7 +95,7 @@ async def load_run(
 
 
 async def _load(
-    index: EntryLogIndex, reader: EntryLogReader, worker: Worker, missing: MissingPages
+    index: EntryLogIndex, reader: EntryLogReader, worker: Worker, missing: MissingIndexPages
 ) -> tuple[LedgerExtents, bool]:
     found: list[ExtentPlace] = []
     whole = True
@@ -122,8 +123,8 @@ async def _load(
 # other copy be deleted (bookie/maintenance). So an entry is held when it is in the index, which a mark covers, or when
 # it is
 # in memory and the journal is synced after the lookup: `find_held` seals before it returns. An entry for which the
-# journal had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_of`), even if an older
-# copy is in a log.
+# journal had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_runs_of_ledger`), even
+# if an older copy is in a log.
 #
 # The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a
 # compaction the index is read again (`EntryLogIndex.generation`), so no entry is missed. Extents without gaps cost a
@@ -133,7 +134,7 @@ async def _load(
 # tests/bookie/store/test_held.py.
 
 
-class HeldEntries:
+class StoredEntryFinder:
     """Finds which entries the bookie has. `sealed` waits until the journal has synced, or refused, what was enqueued
     before the call.
     """
@@ -150,16 +151,16 @@ class HeldEntries:
         self._reader = reader
         self._worker = worker
 
-    async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
+    async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` are durable here; none if the ledger is deleted. Waits for the
         journal if some are in memory.
         """
         while True:
             if ledger in self._descriptors.tombstones:
-                return Intervals()
+                return IntegerIntervals()
             generation = self._index.generation
             memory = self._in_memory(ledger, first, last)
-            found = Intervals()
+            found = IntegerIntervals()
             for number in self._index.logs_of(ledger):
                 try:
                     extents, _ = await load_run(self._index, self._reader, self._worker, number, ledger)
@@ -177,19 +178,19 @@ class HeldEntries:
             found.add(*run)
         if len(memory):
             await self._sealed()  # they were enqueued before the look
-        for run in self._memtable.refused_of(ledger):
+        for run in self._memtable.refused_runs_of_ledger(ledger):
             found.remove(*run)
         return found
 
-    def _in_memory(self, ledger: int, first: int, last: int) -> Intervals:
-        found = Intervals()
+    def _in_memory(self, ledger: int, first: int, last: int) -> IntegerIntervals:
+        found = IntegerIntervals()
         for table in (self._memtable.flushing, self._memtable.active):
             entries = {} if table is None else table.ledgers.get(ledger, {})
             for entry in sorted(entry for entry in entries if first <= entry <= last):
                 found.add(entry, entry)
         return found
 
-    async def _add(self, found: Intervals, place: ExtentPlace, first: int, last: int) -> None:
+    async def _add(self, found: IntegerIntervals, place: ExtentPlace, first: int, last: int) -> None:
         extent = place.extent
         if extent.entries == extent.last - extent.first + 1:
             found.add(max(first, extent.first), min(last, extent.last))

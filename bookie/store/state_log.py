@@ -28,7 +28,7 @@ from ..format.journal import DamagedFile
 from ..format.ledger_index import DrainedLog, LimboRow, QuarantinedEntries, QuarantineEnd, State, Tombstone
 from . import disk
 from .journal.segments import JournalPosition
-from .memtable import Intervals, Stored
+from .memtable import IntegerIntervals, Stored
 
 Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 
@@ -37,11 +37,11 @@ class StateLog:
     """The facts that a bookie must never forget, in memory."""
 
     def __init__(self) -> None:
-        self.tombstones = Intervals()
+        self.tombstones = IntegerIntervals()
         self.limbo_upto = -1
         self.fenced_upto = -1
         self.drained: set[int] = set()
-        self._quarantined: dict[int, Intervals] = {}
+        self._quarantined: dict[int, IntegerIntervals] = {}
         self._changes: list[State] = []
 
     def add_fact(self, fact: Fact) -> None:
@@ -58,7 +58,7 @@ class StateLog:
                     del self._quarantined[ledger]
             case QuarantinedEntries(ledger, first, last):
                 if ledger not in self.tombstones:
-                    self._quarantined.setdefault(ledger, Intervals()).add(first, last)
+                    self._quarantined.setdefault(ledger, IntegerIntervals()).add(first, last)
             case QuarantineEnd(ledger, first, last):
                 known = self._quarantined.get(ledger)
                 if known is not None:

@@ -32,17 +32,17 @@ from . import boot, disk
 from . import headroom as room
 from .checkpoint import Checkpoint, JournalPort
 from .entrylog import files as log_files
-from .entrylog.compaction import Compactor
-from .headroom import Headroom
+from .entrylog.compaction import EntryLogCompactor
+from .headroom import DiskHeadroom
 from .index import ExtentPlace
 from .index_files import LedgerDescriptor, LedgerDescriptors
 from .journal.journal import Done, Journal
 from .journal.segments import JournalPosition
 from .keys import LedgerKeys, TombstoneWriter
 from .loading import LoadedStore, StoreConfig, StoreWorkers, load
-from .memtable import Intervals, Memtable, Stored
-from .reads import LANE_FILES_MAX, LacResult, ReadLane, ReadResult, Reads
-from .search import HeldEntries
+from .memtable import IntegerIntervals, Memtable, Stored
+from .reads import LANE_FILES_MAX, LacResult, ReadAheadWorker, ReadResult, StoreReads
+from .search import StoredEntryFinder
 from .state_log import DirectoryFacts
 
 # ------------------------------------------------------------------------------------------ checkpoint_scheduler
@@ -71,7 +71,7 @@ class CheckpointScheduler:
     """
 
     def __init__(
-        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
+        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
         descriptors: LedgerDescriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
@@ -196,13 +196,18 @@ class Store:
             "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
         reader = log_files.EntryLogReader(files, entries, config.log_files_open_max)
-        lanes = [ReadLane(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
-        self._reads = Reads(
+        lanes = [
+            ReadAheadWorker(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker)
+            for worker in workers.ahead
+        ]
+        self._reads = StoreReads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
-        self._held = HeldEntries(self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait)
+        self._held = StoredEntryFinder(
+            self.descriptors, self.memtable, self.index, reader, workers.read, self.seal_and_wait
+        )
         self._journal = Journal(
             world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
@@ -210,7 +215,7 @@ class Store:
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
         self.keys = LedgerKeys(self.descriptors, self._journal)
-        self.room = Headroom(
+        self.room = DiskHeadroom(
             files, directory, workers.flush, loaded.reserve, self._journal, self.checkpoint, ports.on_no_space
         )  # fmt: skip
         self._keeper = CheckpointScheduler(
@@ -220,11 +225,11 @@ class Store:
         self._tombstones = TombstoneWriter(
             self._journal, self.descriptors, self.memtable, self.seal_and_wait, self.checkpoint
         )
-        self.compactor = Compactor(
+        self.compactor = EntryLogCompactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
             log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending,
-            with_room=self.room.run_with_room,
+            with_room=self.room.run_and_retry_with_reserve,
             forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
 
@@ -248,7 +253,7 @@ class Store:
             if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoDescriptor):
                 raise
             _LOG.warning("the disk is full at the start: %s", error)
-            if not room.free_for_start(world.files, directory, uuid):
+            if not room.release_reserve_for_start(world.files, directory, uuid):
                 raise
             return await cls.open(world, directory, uuid, config, known, ports)
         return store
@@ -273,7 +278,7 @@ class Store:
 
     async def _shut_down(self) -> None:
         await self._keeper.stop()
-        await self._journal.seal_with_future()
+        await self._journal.seal_group_with_future()
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
@@ -303,7 +308,7 @@ class Store:
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
-            if not self.keys.may_begin(ledger, key):
+            if not self.keys.may_begin_unknown_ledger(ledger, key):
                 return Status.NO_SUCH_LEDGER
         elif not hmac.compare_digest(descriptor.key, key):
             return Status.UNAUTHORIZED
@@ -318,7 +323,7 @@ class Store:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.ensure_descriptor(ledger, key)
-        last = memtable.insert_many(ledger, entries, size)
+        last = memtable.insert_entries(ledger, entries, size)
         group.size += encode_adds(ledger, entries, group.headers, group.buffers)
         self._adding.append((ledger, entries))
         if lac > descriptor.lac:
@@ -338,8 +343,8 @@ class Store:
         is being written, further calls write no second record; `is_fence_durable` says what became of it.
 
         Returns NO_SUCH_LEDGER, and changes nothing, if an unknown ledger's key was not introduced
-        (`LedgerKeys.may_begin`). No client gets this status as an answer to a fence: the service asks the metadata
-        (bookie/newcomers.py), then fences, or refuses, which is no vote.
+        (`LedgerKeys.may_begin_unknown_ledger`). No client gets this status as an answer to a fence: the service asks
+        the metadata (bookie/newcomers.py), then fences, or refuses, which is no vote.
         """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
@@ -430,8 +435,8 @@ class Store:
             descriptor.fence_synced = descriptor.fence_synced or ok
         for descriptor in keying.values():
             descriptor.key_synced = descriptor.key_synced or ok
-        if not ok or self.memtable.has_refused:
-            account = self.memtable.mark_durable if ok else self.memtable.mark_refused
+        if not ok or self.memtable.has_refused_by_journal:
+            account = self.memtable.mark_durable if ok else self.memtable.mark_refused_by_journal
             for ledger, entries in adding:
                 account(ledger, [entry for entry, _, _ in entries])
         self._keeper.schedule_if_due()
@@ -448,7 +453,7 @@ class Store:
         """Waits for the journal. Returns whether everything of the ledger that can be read now is durable. If not, the
         disk was full and a part is only in memory: a checkpoint, or adding that part again, makes it durable.
         """
-        return await self.seal_and_wait() and not self.memtable.refused_of(ledger)
+        return await self.seal_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
@@ -465,10 +470,10 @@ class Store:
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Returns OK if a log has a good copy of the entry; the other results: `Reads.verify`."""
+        """Returns OK if a log has a good copy of the entry; the other results: `StoreReads.verify`."""
         return await self._reads.verify(ledger, entry)
 
-    async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
+    async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
         """Returns which of the entries `first … last` are durable here, according to memory and index (search.py)."""
         return await self._held.find_held(ledger, first, last)
 

@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 from ..format import ledger_index
 from ..format.journal import crc32c
 from ..format.ledger_index import RECORD_BYTES, FactKind, LedgerState, State, Tombstone
-from .memtable import Intervals
+from .memtable import IntegerIntervals
 
 LEAF_RECORDS = 256
 LEAF_BYTES = LEAF_RECORDS * RECORD_BYTES
@@ -73,7 +73,7 @@ class LedgerTable:
             for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger
 
-    def with_changes(self, changes: Mapping[int, bytes]) -> LedgerTable:
+    def with_ledger_records(self, changes: Mapping[int, bytes]) -> LedgerTable:
         """Returns a table in which these records replace the ledgers' old ones."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
@@ -86,7 +86,7 @@ class LedgerTable:
             done = at + 1
         return LedgerTable(leaves + self.leaves[done:])
 
-    def without(self, dead: Intervals) -> LedgerTable:
+    def without(self, dead: IntegerIntervals) -> LedgerTable:
         """Returns a table without the ledgers of these intervals."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
@@ -208,7 +208,7 @@ class TableLoader:
 
     def _settle(self) -> LedgerTable:
         self._cut()
-        table = LedgerTable(self._leaves).with_changes(self._changes)
+        table = LedgerTable(self._leaves).with_ledger_records(self._changes)
         self._leaves, self._changes = table.leaves, {}
         return table
 

@@ -30,7 +30,7 @@ from ...runtime.clock import Clock
 from ...runtime.logs import AuditLog
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.retry import LogThrottle
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..topic.topic import Topic
 from .table_core import ACTIONS, Right, Rights, why_denied
 
@@ -142,7 +142,7 @@ class Authorizer:
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
         """Checks the clients of the topics again; returns the topics whose grants cannot be read now."""
-        turns, left = TimeSlices(self._clock), []
+        turns, left = EventLoopSlices(self._clock), []
         for topic in topics:
             try:
                 self._close_unauthorized(topic, await self._rights(topic.name.namespace_name))
@@ -151,7 +151,7 @@ class Authorizer:
             except MagnetarError as error:
                 _LOG.warning("%s: who is connected is decided when the grants can be read: %s", topic.name, error)
                 left.append(topic)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         return left
 
@@ -287,7 +287,7 @@ Changed = Callable[[str, str], None]
 """Called with a tenant and the name of its namespace (empty: all of its namespaces)."""
 
 
-class Grants:
+class AccessGrants:
     """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by
     watches."""
 

@@ -17,7 +17,7 @@ HASHES = 1 << 32
 BUNDLES_MAX = 1 << 12
 
 
-def bundle_name_of(topic: TopicName, bundles: int) -> str:
+def bundle_name_of_topic(topic: TopicName, bundles: int) -> str:
     """Returns the name of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return bundle_name(bundle_number(topic, bundles), bundles)
 

@@ -48,8 +48,8 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.network import World
 from ..common.refusals import check_incarnation
-from ..common.retry import LastAnswers
-from ..common.token_bucket import TimeSlices
+from ..common.retry import LastMetadataAnswers
+from ..common.token_bucket import EventLoopSlices
 from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
@@ -105,8 +105,8 @@ class Catalog:
         self._bundles = bundles
         self.auto_creation = auto_creation  # it changes while the broker runs
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # record, and until when it is cached
-        self._last_namespaces: LastAnswers[NamespaceName, NamespaceRecord] = LastAnswers()
-        self._last_partitions: LastAnswers[TopicName, int] = LastAnswers()
+        self._last_namespaces: LastMetadataAnswers[NamespaceName, NamespaceRecord] = LastMetadataAnswers()
+        self._last_partitions: LastMetadataAnswers[TopicName, int] = LastMetadataAnswers()
         self._made_ms = 0  # incarnation of the topic that was created last
 
     async def create_default_namespace(self) -> None:
@@ -214,12 +214,12 @@ class Catalog:
         stored = [
             paths.decode_segment(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))
         ]
-        found, turns = list[str](), TimeSlices(self._world.clock)
+        found, turns = list[str](), EventLoopSlices(self._world.clock)
         for local in stored:
             topic = TopicName.parse(f"persistent://{name}/{local}")
             if partitions or not topic.is_partition:
                 found.append(topic.full)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         if not partitions:
             found += [topic.full for topic in await self._partitioned(name, persistent=True)]
@@ -418,7 +418,7 @@ class Catalog:
             raise TopicNotFound(f"the topic {topic} that is meant was deleted since", topic=topic)
         check_incarnation(topic, found[0].created_ms, incarnation)
 
-    async def make_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
+    async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
         """Returns a Check for the commit that deletes the topic and all that belongs to it: that the topic's record is
         still the one of the owner that `ended` the topic. Returns None if that topic is deleted already; another topic
         may have its name now. Raises NotOwner if another broker has taken the topic over."""
@@ -433,9 +433,10 @@ class Catalog:
     async def delete_topic_record(
         self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
     ) -> None:
-        """Deletes the record of a topic if the check `still` (`make_unchanged_check`) holds; else raises BadVersion, so
-        that a topic that was taken over or created again meanwhile is not deleted. The same commit records that its
-        `ledgers` are deleted, so that they can be deleted after a crash, and does the operations `also`."""
+        """Deletes the record of a topic if the check `still` (`make_topic_unchanged_check`) holds; else raises
+        BadVersion, so that a topic that was taken over or created again meanwhile is not deleted. The same commit
+        records that its `ledgers` are deleted, so that they can be deleted after a crash, and does the operations
+        `also`."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -444,13 +445,13 @@ class Catalog:
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
         """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to
-        `make_partitioned_check`."""
+        `make_partition_count_check`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
-    async def make_partitioned_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns a Check like `make_unchanged_check`, for a partitioned topic whose partitions were deleted. Raises
-        Busy if partitions were added meanwhile."""
+    async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+        """Returns a Check like `make_topic_unchanged_check`, for a partitioned topic whose partitions were deleted.
+        Raises Busy if partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None

@@ -19,7 +19,7 @@ that made it; an assignment to a broker that is not registered any more is repla
 record of this broker itself for a bundle that it does not own (a commit that failed) it replaces when it is asked.
 Guard: tests/broker/cluster/test_moves.py.
 
-Transaction coordinators have owners in the same way (`find_owner_at`); the rules for bundles hold for them too.
+Transaction coordinators have owners in the same way (`find_owner_by_path`); the rules for bundles hold for them too.
 
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
 §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
@@ -65,14 +65,14 @@ from ...metadata.store import (
     MetadataStore,
     Put,
     commit_in_parts,
-    find_readable,
+    get_readable_record,
     get_record,
     update_record,
 )
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import run_to_end
-from ..common.retry import SharedRuns
+from ..common.retry import SharedCallsByKey
 from .bundles_core import bundle_name, bundle_number
 from .placement_core import LoadReport, Placement
 
@@ -98,7 +98,7 @@ async def list_drains(store: MetadataStore) -> list[DrainRecord]:
     return await _all(store, paths.DRAINING, DrainRecord)
 
 
-async def order_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
+async def request_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
     """Orders the broker to drain, until `cancel_drain`. Idempotent."""
     order = DrainRecord(broker=broker.name, endpoint=broker.endpoint, since_ms=now_ms)
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
@@ -120,7 +120,7 @@ async def cancel_drain(store: MetadataStore, name: str) -> bool:
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
     """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
-    found = [await find_readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
+    found = [await get_readable_record(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
     return [each[0] for each in found if each is not None]
 
 
@@ -149,7 +149,8 @@ class Ownership:
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by path of the owner record
         self._questions: dict[str, Callable[[], bool]] = {}  # by path of the owner record
-        self._moves: SharedRuns[str, BrokerRecord] = SharedRuns()  # waits for their end, by path of the owner record
+        # waits for their end, by path of the owner record
+        self._moves: SharedCallsByKey[str, BrokerRecord] = SharedCallsByKey()
         self._registering = asyncio.Lock()
         self.lost = False
 
@@ -173,7 +174,7 @@ class Ownership:
         """Registers the load of this broker, if it differs noticeably from what was registered last."""
         async with self._registering:
             load = LoadReport(busy_percent, len(self._owned))
-            if load.is_worth_telling(self.me):
+            if load.differs_enough_to_report(self.me):
                 await self._register(msgspec.structs.replace(
                     self.me, busy_percent=load.busy_percent, bundles=load.bundles, report=self.me.report + 1
                 ))  # fmt: skip
@@ -198,9 +199,9 @@ class Ownership:
         broker that drains, the client was probably sent by it, so this waits up to MOVE_WAIT_S until the bundle is
         given away. Raises Unavailable if the owner is shutting down."""
         path = self.owner_path(topic, policies)
-        return self.me if self.is_owned(path) else await self.find_owner_at(path, f"topic {topic}", opens=opens)
+        return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
-    async def find_owner_at(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
+    async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
         """Returns the owner like `find_owner`, of any object with its owner record at `path`. `what` names the object
         in error texts."""
         if self.is_owned(path):
@@ -268,9 +269,9 @@ class Ownership:
         """Returns the broker that should own the object without an owner at `path`: this one if there is no better."""
         if not self.me.group and not self.me.draining:
             return self.me
-        return await self.choose_heir(path) or self.me
+        return await self.choose_next_owner(path) or self.me
 
-    async def choose_heir(self, path: str, *, others: bool = False) -> BrokerRecord | None:
+    async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
         """Returns the broker of the group that should own the object at `path`; None if no broker may. `others`: this
         broker itself is not among them."""
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}

@@ -34,7 +34,7 @@ class RandomSource(Protocol):
     def randrange(self, stop: int, /) -> int: ...
 
 
-class Assigned(NamedTuple):
+class RecentlyAssignedBundle(NamedTuple):
     """A bundle that was assigned a moment ago."""
 
     broker: str
@@ -47,7 +47,7 @@ class Placement:
 
     def __init__(self, rng: RandomSource) -> None:
         self._rng = rng
-        self._assigned: dict[str, Assigned] = {}  # by path of the owner record, oldest first
+        self._assigned: dict[str, RecentlyAssignedBundle] = {}  # by path of the owner record, oldest first
 
     def choose_broker(self, path: str, brokers: Sequence[BrokerRecord], now_s: float) -> BrokerRecord | None:
         """Returns the broker that should own the bundle with the owner record at `path`; None if none of `brokers` may
@@ -61,7 +61,7 @@ class Placement:
         others = [each for each in candidates if each is not chosen]
         if others:
             chosen = self._better(chosen, others[self._rng.randrange(len(others))], candidates)
-        self._assigned[path] = Assigned(chosen.name, chosen.report, now_s)
+        self._assigned[path] = RecentlyAssignedBundle(chosen.name, chosen.report, now_s)
         return chosen
 
     def _better(self, one: BrokerRecord, other: BrokerRecord, candidates: Sequence[BrokerRecord]) -> BrokerRecord:
@@ -90,7 +90,7 @@ class LoadReport(NamedTuple):
     busy_percent: int  # of one core, by its process
     bundles: int  # owned, and coordinators
 
-    def is_worth_telling(self, told: BrokerRecord) -> bool:
+    def differs_enough_to_report(self, told: BrokerRecord) -> bool:
         """Whether the load differs noticeably from what was told: an idle cluster writes nothing."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_APART / 2 or bundles > told.bundles // 10

@@ -33,7 +33,7 @@ from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import Policies, check, complete_retention, merge_policies, without
 from ...runtime.tasks import Supervisor
-from ..common.config import RuntimeSettings, adapt_to_non_persistent, parse_runtime, resolve_policies
+from ..common.config import RuntimeSettings, adapt_policies_to_non_persistent, parse_runtime, resolve_policies
 from .catalog import Catalog
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -85,15 +85,15 @@ class PolicyCache:
     # ------------------------------------------------------------------ asking
     async def get_applied(self, topic: TopicName) -> AppliedPolicies:
         await self._namespace(topic.namespace_name)
-        return self.applied_nowait(topic)
+        return self.get_applied_nowait(topic)
 
-    def applied_nowait(self, topic: TopicName) -> AppliedPolicies:
+    def get_applied_nowait(self, topic: TopicName) -> AppliedPolicies:
         """Returns the policies in force for a topic, from the cache. The policies of its namespace must have been read
         before."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve_policies(self.defaults, known.own, own)
-        return applied if topic.persistent else adapt_to_non_persistent(applied)
+        return applied if topic.persistent else adapt_policies_to_non_persistent(applied)
 
     async def get_namespace_applied(self, name: NamespaceName) -> AppliedPolicies:
         return (await self._namespace(name)).applied

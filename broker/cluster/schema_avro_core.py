@@ -48,7 +48,7 @@ class AvroType:
         self.logical: tuple[object, ...] = ()  # of a decimal: its precision and scale
 
     @property
-    def short_name(self) -> str:
+    def name_without_namespace(self) -> str:
         """The name without its namespace."""
         return self.name.rpartition(".")[2]
 

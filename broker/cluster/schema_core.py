@@ -1,8 +1,8 @@
 """The rules for a schema, by its type, and whether a new one is compatible with those of a topic (pure).
 
-`Definition.parse(info)` raises InvalidSchema if it is no schema: everything that is registered was checked by it. Equal
-definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts (schema_avro_core.py), of
-others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
+`SchemaDefinitionText.parse(info)` raises InvalidSchema if it is no schema: everything that is registered was checked by
+it. Equal definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the canonical form counts
+(schema_avro_core.py), of others the bytes, and of KEY_VALUE also the encoding (in Pulsar that does not count).
 
 `why_incompatible` is the rule for a producer's schema, `why_unreadable_by` that for a consumer's. Guarding tests:
 tests/broker/cluster/test_definition.py.
@@ -96,7 +96,7 @@ class _Comparison:
             return _at(where, "the decimals have another precision or scale")
         if (
             reader.kind in ("enum", "fixed")
-            and reader.short_name != writer.short_name
+            and reader.name_without_namespace != writer.name_without_namespace
             and writer.name not in reader.aliases
         ):
             return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")
@@ -165,17 +165,17 @@ class _NativeJson(msgspec.Struct):
     rootFileDescriptorName: str
 
 
-class Definition(NamedTuple):
+class SchemaDefinitionText(NamedTuple):
     """A schema that was checked: its parsed form, and the fingerprint, which equal schemas share."""
 
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
     node: avro.AvroType | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
     root: str = ""  # PROTOBUF_NATIVE: the full name of its message
-    halves: tuple[Definition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
+    halves: tuple[SchemaDefinitionText | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
 
     @classmethod
-    def parse(cls, info: SchemaInfo) -> Definition:
+    def parse(cls, info: SchemaInfo) -> SchemaDefinitionText:
         """Checks and parses a schema. Raises InvalidSchema, whose text says what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
@@ -195,7 +195,7 @@ class Definition(NamedTuple):
         return cls(info, _hash(info, b"" if info.type is SchemaType.STRING else info.data))
 
     @classmethod
-    def _avro(cls, info: SchemaInfo) -> Definition:
+    def _avro(cls, info: SchemaInfo) -> SchemaDefinitionText:
         loaded = avro.parse_json(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
             return cls(info, _hash(info, avro.encode_sorted_json(loaded)))  # an old client's
@@ -205,20 +205,20 @@ class Definition(NamedTuple):
         return cls(info, _hash(info, avro.encode_canonical(loaded)), node)
 
     @classmethod
-    def _pair(cls, info: SchemaInfo) -> Definition:
+    def _pair(cls, info: SchemaInfo) -> SchemaDefinitionText:
         halves = tuple(_half(each, info.type) for each in split_key_value(info))
         told = b"".join(each.fingerprint if each is not None else b"-" for each in halves)
         return cls(info, _hash(info, told + _encoding(info).encode()), halves=halves)
 
 
-def _half(info: SchemaInfo, whole: SchemaType) -> Definition | None:
+def _half(info: SchemaInfo, whole: SchemaType) -> SchemaDefinitionText | None:
     if info.type is whole:
         raise InvalidSchema("a half of KEY_VALUE is a KEY_VALUE")
     if not info.type and info.data:
         raise InvalidSchema(
             "a half of KEY_VALUE has a definition and no type (properties key.schema.type and value.schema.type)"
         )
-    return Definition.parse(info) if info.type else None
+    return SchemaDefinitionText.parse(info) if info.type else None
 
 
 def _encoding(info: SchemaInfo) -> str:
@@ -263,7 +263,9 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 
 # ------------------------------------------------------------------ together
-def why_incompatible(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+def why_incompatible(
+    mode: Compatibility, new: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
+) -> str | None:
     """Returns why `new` may not be added to the schemas `live` of a topic (version, definition; the newest last), or
     None if it may. Raises InvalidSchema if the schemas have too many types to compare."""
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
@@ -276,7 +278,9 @@ def why_incompatible(mode: Compatibility, new: Definition, live: Sequence[tuple[
     return None
 
 
-def why_unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+def why_unreadable_by(
+    mode: Compatibility, reader: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
+) -> str | None:
     """Returns why a consumer's schema `reader`, which need not be registered for the topic, cannot read the messages of
     a topic with the schemas `live`; None if it can."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
@@ -287,7 +291,7 @@ def why_unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tu
     return None
 
 
-def _against(mode: Compatibility, new: Definition, old: Definition) -> str | None:
+def _against(mode: Compatibility, new: SchemaDefinitionText, old: SchemaDefinitionText) -> str | None:
     if new.info.type is not old.info.type:
         return f"the type is {new.info.type.name}, and not {old.info.type.name}"
     if new.info.type is SchemaType.KEY_VALUE:
@@ -303,7 +307,7 @@ def _against(mode: Compatibility, new: Definition, old: Definition) -> str | Non
     return None
 
 
-def _pairs_against(mode: Compatibility, new: Definition, old: Definition) -> str | None:
+def _pairs_against(mode: Compatibility, new: SchemaDefinitionText, old: SchemaDefinitionText) -> str | None:
     if _encoding(new.info) != _encoding(old.info):
         return f"the pair is encoded {_encoding(new.info)}, and not {_encoding(old.info)}"
     for half, one, other in zip(("key", "value"), new.halves, old.halves, strict=True):

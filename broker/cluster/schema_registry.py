@@ -39,10 +39,10 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.network import World
-from ..common.retry import LastAnswers
+from ..common.retry import LastMetadataAnswers
 
 if TYPE_CHECKING:
-    from .schema_core import Definition
+    from .schema_core import SchemaDefinitionText
 
 VERSIONS_MAX = 1000
 """Most versions of a topic: their list is one record of the metadata."""
@@ -60,7 +60,7 @@ T = TypeVar("T")
 _Known = tuple[str, int, bytes]
 """Path, time and hash of a definition: a topic that is deleted and created again has other definitions at the same
 paths."""
-_Rule = Callable[[Compatibility, "Definition", Sequence[tuple[int, "Definition"]]], str | None]
+_Rule = Callable[[Compatibility, "SchemaDefinitionText", Sequence[tuple[int, "SchemaDefinitionText"]]], str | None]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
@@ -83,7 +83,7 @@ class SchemaRegistry:
         self._world = world
         self._store = store
         self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
-        self._lists: LastAnswers[TopicName, tuple[SchemaListRecord, int]] = LastAnswers()
+        self._lists: LastMetadataAnswers[TopicName, tuple[SchemaListRecord, int]] = LastMetadataAnswers()
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
@@ -191,7 +191,9 @@ class SchemaRegistry:
             await asyncio.sleep(min(0.5, 0.005 * attempt))
         raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
 
-    async def _put(self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str) -> int:
+    async def _put(
+        self, topic: TopicName, record: SchemaListRecord, revision: int, new: SchemaDefinitionText, user: str
+    ) -> int:
         if len(record.schemas) >= VERSIONS_MAX:
             raise NotAllowed(
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
@@ -316,7 +318,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ comparing
     async def _refusal(
-        self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
+        self, topic: TopicName, mode: Compatibility, asked: SchemaDefinitionText, live: Sequence[SchemaEntry]
     ) -> str | None:
         from .schema_core import why_incompatible
 
@@ -343,21 +345,21 @@ class SchemaRegistry:
         return found
 
     async def _compared(
-        self, known: list[SchemaVersion], asked: Definition, rule: _Rule, mode: Compatibility
+        self, known: list[SchemaVersion], asked: SchemaDefinitionText, rule: _Rule, mode: Compatibility
     ) -> str | None:
-        from .schema_core import Definition
+        from .schema_core import SchemaDefinitionText
 
         def work() -> str | None:
-            return rule(mode, asked, [(each.version, Definition.parse(each.info)) for each in known])
+            return rule(mode, asked, [(each.version, SchemaDefinitionText.parse(each.info)) for each in known])
 
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
-    async def _defined(self, info: SchemaInfo) -> Definition:
+    async def _defined(self, info: SchemaInfo) -> SchemaDefinitionText:
         """Checks and parses a schema; the first call imports the code for this. Raises InvalidSchema."""
         await self._world.workers.load(f"{__package__}.schema_core")
-        from .schema_core import Definition
+        from .schema_core import SchemaDefinitionText
 
-        return await self._run(lambda: Definition.parse(info), len(info.data))
+        return await self._run(lambda: SchemaDefinitionText.parse(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Runs `work`, in a worker thread if the schema is large, and returns its result. A caller that is cancelled

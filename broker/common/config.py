@@ -254,7 +254,7 @@ def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolic
     return AppliedPolicies(**values)
 
 
-def to_policies(applied: AppliedPolicies) -> Policies:
+def make_policies(applied: AppliedPolicies) -> Policies:
     """Returns policies with every field set to its value in force, for requests that ask for applied policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
@@ -263,7 +263,7 @@ UNUSED_S = 60
 """Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
-def adapt_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
+def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
     """Returns the policies changed as a non-persistent topic needs them, which stores nothing: deduplication and
     compaction are off, and the topic is deleted when it is unused."""
     return replace(

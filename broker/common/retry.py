@@ -1,7 +1,7 @@
 """Repeats work that bookies or the metadata refuse for now, with a log line when the reason changes (`LogThrottle`).
 
-Also work that several callers ask for at once, which is done once (`SharedRuns`), and values that serve while the newer
-one cannot be read (`LastAnswers`).
+Also work that several callers ask for at once, which is done once (`SharedCallsByKey`), and values that serve while the
+newer one cannot be read (`LastMetadataAnswers`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def retry_until_done(
 # --------------------------------------------------------------------------------------------------- shared_runs
 # One run of some work, shared by all callers that ask for it while it runs.
 #
-#     shared = SharedRuns()
+#     shared = SharedCallsByKey()
 #     value = await shared.get(key, work)       begins `work()`, or joins the run of that key
 #
 # A caller that is cancelled leaves the run to the others, and it goes on to its end. Its result and its error go to the
@@ -82,7 +82,7 @@ async def retry_until_done(
 K = TypeVar("K", bound=Hashable)
 
 
-class SharedRuns(Generic[K, T]):
+class SharedCallsByKey(Generic[K, T]):
     """Runs of async work by key: callers that ask for the same key at the same time share one run."""
 
     __slots__ = ("_running",)
@@ -126,7 +126,7 @@ ANSWERS_MAX = 10_000
 V = TypeVar("V")
 
 
-class LastAnswers(Generic[K, V]):
+class LastMetadataAnswers(Generic[K, V]):
     """The last answers of the metadata to one question, by key, for use while the metadata does not answer."""
 
     def __init__(self) -> None:

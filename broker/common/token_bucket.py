@@ -109,7 +109,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
     return bucket
 
 
-class RatedItem(Protocol):
+class RateLimitedItem(Protocol):
     """An item that spends tokens: `count` messages of `size` bytes together."""
 
     @property
@@ -118,7 +118,7 @@ class RatedItem(Protocol):
     def size(self) -> int: ...
 
 
-def longest_delay_s(rates: Iterable[RateLimit], now: float) -> float:
+def delay_of_all_rates_s(rates: Iterable[RateLimit], now: float) -> float:
     """Returns the seconds until all of the rates allow at least one more message. Increments `throttled` of each rate
     that causes a wait."""
     longest = 0.0
@@ -130,7 +130,7 @@ def longest_delay_s(rates: Iterable[RateLimit], now: float) -> float:
     return longest
 
 
-def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RatedItem], now: float) -> int:
+def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
     """Returns how many of `entries`, from the first on, may be sent now: those for which there are tokens, and one more
     that may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
@@ -149,7 +149,7 @@ def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RatedItem], now:
 # --------------------------------------------------------------------------------------------------------- turns
 # Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
 #
-#     turns = TimeSlices(clock)
+#     turns = EventLoopSlices(clock)
 #     for each in many:
 #         do(each)
 #         if turns.is_over:
@@ -165,7 +165,7 @@ SLICE_S = 0.002
 """
 
 
-class TimeSlices:
+class EventLoopSlices:
     """Divides a long computation into time slices; other tasks of the event loop run between two slices."""
 
     __slots__ = ("_clock", "end")
@@ -175,7 +175,7 @@ class TimeSlices:
         self.end = clock.monotonic() + SLICE_S
 
     @property
-    def is_slice_over(self) -> bool:
+    def is_slice_used_up(self) -> bool:
         """Returns True if the slice is used up: the caller should await `begin_slice`."""
         return self._clock.monotonic() > self.end
 

@@ -50,14 +50,14 @@ Joined = TxnState | Settlement
 """The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
 
 
-def state_of_join(joined: Joined) -> TxnState:
+def txn_state_of_join_answer(joined: Joined) -> TxnState:
     """Returns the state of the transaction that the answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
     return joined
 
 
-class TransactionFacts(NamedTuple):
+class ReportedTransaction(NamedTuple):
     """The state of a transaction, as its coordinator reports it."""
 
     txn: TxnId
@@ -95,11 +95,11 @@ class Coordinators(Protocol):
         decided. The caller should then await `join`, which waits, or raises the reason."""
         ...
 
-    async def get_facts(self, txn: TxnId) -> TransactionFacts:
+    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
         """Returns the state of the transaction. A transaction that is being decided may be reported as OPEN. Errors say
         nothing of the outcome, as in `join`."""
 
-    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns its state
         afterwards: COMMITTED or ABORTED, which are final, or PREPARED, which is left as it is. Idempotent; errors say
         nothing of the outcome, as in `join`."""
@@ -114,8 +114,8 @@ class NoCoordinators:
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
-    async def get_facts(self, txn: TxnId) -> TransactionFacts:
+    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
         raise NotAllowed("there are no transactions here")
 
-    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         raise NotAllowed("there are no transactions here")

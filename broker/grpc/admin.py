@@ -101,7 +101,7 @@ class MessageAdminService:
         return await (await self._backlogs(request.topic)).find_by_time(request.publish_time_ms)
 
     async def backlog_size(self, request: wire.BacklogSizeRequest, context: CallContext) -> int:
-        return (await self._backlogs(request.topic)).bytes_after(_position(request.position))
+        return (await self._backlogs(request.topic)).estimate_bytes_after(_position(request.position))
 
     async def last_message_id(self, request: wire.Name, context: CallContext) -> MessageId:
         return await (await self._backlogs(request.name)).find_last_message()

@@ -32,7 +32,7 @@ from ...proto.schema import decode_version
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ...runtime.tasks import Tasks, run_then, run_to_end
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
 from . import handlers as watch
@@ -67,7 +67,7 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
-            frames, turns = await stream.receive(), TimeSlices(clock)
+            frames, turns = await stream.receive(), EventLoopSlices(clock)
             half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
             for number, frame in enumerate(frames, 1):
                 handler = handlers.get(frame.id)

@@ -36,7 +36,7 @@ from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicList
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
@@ -78,7 +78,7 @@ class Handler:
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         raise NotImplementedError
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         raise NotImplementedError
 
     async def _close(self) -> None:
@@ -106,7 +106,7 @@ class Handler:
         self._go_on()
 
     # ------------------------------------------------------------------ frames
-    def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         kind = frame.WhichOneof("kind")
         if kind in ("open_producer", "subscribe"):
             self.close_with_error(InvalidRequest(f"id {self.number} is used twice"))
@@ -123,7 +123,7 @@ class Handler:
         else:
             self._defer(frame)
 
-    def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         try:
             if kind == "close":
                 self._on_close(frame.close)
@@ -145,12 +145,12 @@ class Handler:
 
     def _go_on(self) -> None:
         """Called when the handler's task is done: handles the frames that were deferred."""
-        self._work, turns = None, TimeSlices(self._connection.broker.world.clock)
+        self._work, turns = None, EventLoopSlices(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.has_ended:
             frame = self._deferred.popleft()
             self._connection.count_deferred_bytes(-frame.ByteSize())
             self._handle_frame(frame.WhichOneof("kind"), frame, turns)
-            if turns.is_slice_over and self._work is None and not self.has_ended:
+            if turns.is_slice_used_up and self._work is None and not self.has_ended:
                 self._work = self._connection.start_request(self._later())
         if not self._deferred:
             self._deferred = None
@@ -161,13 +161,13 @@ class Handler:
 
     # ------------------------------------------------------------------ work in steps
     def _go_through(
-        self, steps: Iterator[None], turns: TimeSlices, then: Callable[[MagnetarError | None], None]
+        self, steps: Iterator[None], turns: EventLoopSlices, then: Callable[[MagnetarError | None], None]
     ) -> None:
         """Runs the steps at once until the time slice is over, and the rest in a task; then calls `then` with the error
         or None."""
         try:
             for _ in steps:
-                if turns.is_slice_over:
+                if turns.is_slice_used_up:
                     self._work = self._connection.start_request(self._rest(steps, then))
                     return
         except MagnetarError as error:
@@ -177,10 +177,10 @@ class Handler:
 
     async def _rest(self, steps: Iterator[None], then: Callable[[MagnetarError | None], None]) -> None:
         await asyncio.sleep(0)
-        turns, failure = TimeSlices(self._connection.broker.world.clock), None
+        turns, failure = EventLoopSlices(self._connection.broker.world.clock), None
         try:
             for _ in steps:
-                if turns.is_slice_over:
+                if turns.is_slice_used_up:
                     await turns.begin_slice()
         except Exception as error:
             failure = _typed(error)
@@ -285,7 +285,7 @@ class ProducerHandler(Handler):
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.make_opened_frame(self.number, self._session)
 
-    def on_frame(self, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
             super().on_frame(frame, turns)
             return
@@ -294,7 +294,7 @@ class ProducerHandler(Handler):
         except Exception as error:
             self.close_with_error(_typed(error))
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         if kind != "publish":
             raise InvalidRequest(f"a producer does not take {kind or 'a frame of unknown kind'}")
         assert self._session is not None, "it is open"
@@ -363,7 +363,7 @@ class ConsumerHandler(Handler):
         self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.make_subscribed_frame(self.number, self._session)
 
-    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: TimeSlices) -> None:
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: EventLoopSlices) -> None:
         session = self._session
         assert session is not None, "it is open"
         if kind == "ack" and frame.ack.HasField("txn"):

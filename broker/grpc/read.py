@@ -8,7 +8,7 @@ from contextlib import aclosing
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, to_wire
 from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.backlogs import IndexRange, RangeReader
 from .translate import encode_read_reply
@@ -22,15 +22,15 @@ async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -
             items = await stream.receive()
         except EndOfStream:
             return
-        turns = TimeSlices(broker.world.clock)
+        turns = EventLoopSlices(broker.world.clock)
         for request in items:
             await _answer(broker, stream, request, caller, turns)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
 
 
 async def _answer(
-    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: TimeSlices
+    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: EventLoopSlices
 ) -> None:
     wanted = IndexRange(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
     reader, error = RangeReader(broker, wanted, caller), None

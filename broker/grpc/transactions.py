@@ -14,13 +14,13 @@ from ...proto.names import Position, TopicName
 from ...proto.states import TxnId, TxnState
 from ...proto.statistics import TransactionHere
 from ...runtime.network import CallContext
-from ..common.token_bucket import TimeSlices
-from ..common.transactions import Settlement, state_of_join
+from ..common.token_bucket import EventLoopSlices
+from ..common.transactions import Settlement, txn_state_of_join_answer
 from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.topics import listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
-from ..transaction.peers import wire_settlement
+from ..transaction.peers import encode_settlement
 from ..transaction.records_core import Participant, SinkTag
 from ..transaction.together import CoordinatorRequest, CoordinatorRequests
 from .halves import HalfMessageService
@@ -66,15 +66,17 @@ class TransactionService:
 
         _bounded(request.items)
         running = await self._running({item.txn.most for item in request.items})
-        together, owner, turns = CoordinatorRequests(), context.principal.name, TimeSlices(self._broker.world.clock)
+        together, owner, turns = CoordinatorRequests(), context.principal.name, EventLoopSlices(
+            self._broker.world.clock
+        )
         for item in request.items:
             _ask_end(running[item.txn.most], together.add_request(), item, owner)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         results, reply = await together.wait_answers(ANSWER_S), wire.EndReply()
         for item, result in zip(request.items, results, strict=True):
             reply.items.append(_reply(item.txn, result))
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         return reply
 
@@ -139,8 +141,8 @@ class TransactionService:
             joined = await (await self._here(txn)).join(txn, topic.full, owner)
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
-        told = wire_settlement(joined, topic) if isinstance(joined, Settlement) else None
-        return wire.TransactionReply(txn=item.txn, state=_state(state_of_join(joined)), settlement=told)
+        told = encode_settlement(joined, topic) if isinstance(joined, Settlement) else None
+        return wire.TransactionReply(txn=item.txn, state=_state(txn_state_of_join_answer(joined)), settlement=told)
 
     async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
         _bounded(request.items)
@@ -233,7 +235,7 @@ def _ask_end(
         question.answer(running)
         return
     try:
-        running.end_nowait(
+        running.end_transaction_nowait(
             question, parse_txn_id(item.txn), _verb(item.verb), owner, _participants(item),
             prepared_s=item.prepared_ms / 1000, visible=item.visible,
         )  # fmt: skip

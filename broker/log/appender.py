@@ -234,7 +234,7 @@ class Appender:
             return [], None
         stored = self.queue.end_ledger(last_entry)
         end_index = stored[-1].index + 1 if stored else self._shape.end_index
-        return stored, self._managed_ledger.closed_row(self.writer.ledger_id, last_entry, end_index)
+        return stored, self._managed_ledger.make_closed_ledger_row(self.writer.ledger_id, last_entry, end_index)
 
     # ------------------------------------------------------------------ questions
     @property

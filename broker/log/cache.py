@@ -97,7 +97,7 @@ class StoredEntry:
         """Returns the bytes of memory that the entry takes, with its Python objects."""
         return self.size + ENTRY_BYTES
 
-    def copy_views(self) -> None:
+    def copy_buffer_views(self) -> None:
         """Copies frames that are views of a larger buffer, so that an entry that is kept for long does not keep the
         buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):

@@ -38,7 +38,7 @@ def run_end(entries: BitMap, first: int) -> int:
     return low
 
 
-def run_start(entries: BitMap, last: int) -> int:
+def first_of_contiguous(entries: BitMap, last: int) -> int:
     """Returns the first of the contiguous values that end with `last`, which must be in `entries`."""
     low, high = 0, last
     while low < high:
@@ -113,7 +113,7 @@ class CommittedShape(LogShape):
             return Position(ledger_id, entry_id + 1)
         return super().at_or_after(Position(ledger_id, entry_id + 1))
 
-    def hidden_entries_in(self, ledger_id: int) -> BitMap | None:
+    def hidden_entries_of_ledger(self, ledger_id: int) -> BitMap | None:
         decided = self._decided
         return decided.aborted.get(ledger_id) if decided is not None else None
 
@@ -167,10 +167,10 @@ class CommittedShape(LogShape):
             aborted = decided.aborted.get(found[0])
             if aborted is None or found[1] not in aborted:
                 break
-            found = super().before(Position(found[0], run_start(aborted, found[1])))
+            found = super().before(Position(found[0], first_of_contiguous(aborted, found[1])))
         return found
 
-    def shows_all(self, first: Position, last: Position) -> bool:
+    def hides_none_between(self, first: Position, last: Position) -> bool:
         """Returns True if readers see each entry from `first` to `last`, which must be in one ledger."""
         decided = self._decided
         if decided is None:
@@ -189,9 +189,9 @@ class CommittedShape(LogShape):
             super().count_messages_from(index) - super().count_messages_from(end) - decided.aborted_messages(index, end)
         )
 
-    def index_ahead(self, index: int, messages: int) -> int:
+    def index_after_messages(self, index: int, messages: int) -> int:
         if self._decided is None:
-            return super().index_ahead(index, messages)
+            return super().index_after_messages(index, messages)
         low, high, total = index, self.end_index, self.count_messages_from(index)
         if messages >= total:
             return high

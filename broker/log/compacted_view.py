@@ -27,7 +27,7 @@ from .compacted_format import DamagedCompaction, SurvivorRow, decode_survivor, d
 from .compaction_core import last_batch_index
 from .log import ReadableLog, SegmentReader
 from .log_shape_core import LogShape, Span, bisect_entries
-from .reader import IndexedPosition
+from .reader import PositionOfIndex
 from .snapshot_ledger import StateLedgers
 
 # ------------------------------------------------------------------------------------------------- compacted_log
@@ -70,7 +70,7 @@ class CompactedLedger:
     def entries(self) -> int:
         return self.record.entries
 
-    def survivor_number_at(self, position: Position) -> int:
+    def find_survivor_number(self, position: Position) -> int:
         """Returns the number (from 0) of the first surviving entry at or after `position`; `entries` if there is
         none."""
         at = bisect_left(self._ids, position[0])
@@ -182,7 +182,7 @@ class CompactedReader:
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
-        number = compacted.survivor_number_at(position)
+        number = compacted.find_survivor_number(position)
         if number < compacted.entries:
             return await compacted.read(number, bytes_max)
         following = self._shape.after(compacted.horizon)
@@ -191,7 +191,7 @@ class CompactedReader:
     async def read_entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.read_entry(position)
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         compacted, place = self.compacted, await self._log.locate_index(index)
         if compacted is not None:
             for row in compacted.rows:
@@ -200,13 +200,13 @@ class CompactedReader:
                     and row.ledger_id < place.position[0]
                     and self._shape.is_trimmed(row.ledger_id)
                 ):
-                    return IndexedPosition(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
+                    return PositionOfIndex(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         compacted = self.compacted
         if compacted is not None and (found := await compacted.find_first_since(time_ms)) is not None:
-            return IndexedPosition(found.position, found.first_index)
+            return PositionOfIndex(found.position, found.first_index)
         return await self._log.locate_time(time_ms)
 
     async def index_after(self, mark: Position) -> int:
@@ -242,7 +242,7 @@ class CompactedView:
     def state(self) -> TopicState:
         return self._log.state
 
-    def hide_uncommitted(self, log: ReadableLog) -> None:
+    def hide_uncommitted_entries(self, log: ReadableLog) -> None:
         """From now on, only committed entries are read after the horizon. `log`: the view of the log with these entries
         (log.py)."""
         self._log = log
@@ -254,7 +254,7 @@ class CompactedView:
     def compacted(self) -> CompactedLedger | None:
         return self.reader.compacted
 
-    def switch_to(self, compacted: CompactedLedger) -> None:
+    def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
         """Reads from another compacted ledger from now on."""
         self.shape.set_survivors(compacted.rows)
         self.reader.compacted = compacted

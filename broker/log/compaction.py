@@ -109,7 +109,7 @@ class Compaction:
         if self._view is None:
             self._view = CompactedView(self.log)
             if self.shown is not self.log:
-                self._view.hide_uncommitted(self.shown)
+                self._view.hide_uncommitted_entries(self.shown)
         return self._view
 
     @property
@@ -138,12 +138,12 @@ class Compaction:
     def is_running(self) -> bool:
         return self._task is not None
 
-    def hide_uncommitted(self, log: ReadableLog) -> None:
+    def hide_uncommitted_entries(self, log: ReadableLog) -> None:
         """From now on, only committed entries are compacted, and read after the horizon. `log`: the view of the log
         with these entries."""
         view = self.view
         self.shown = log
-        view.hide_uncommitted(log)
+        view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns what compaction no longer needs of the log; None if it needs nothing."""
@@ -179,7 +179,7 @@ class Compaction:
             return
         self.progress.state = CompactionState.SUCCESS
         try:
-            self.view.switch_to(await CompactedLedger.open(self.ledgers, record))
+            self.view.switch_compacted_ledger(await CompactedLedger.open(self.ledgers, record))
         except MagnetarError as error:
             if error.retryable:
                 raise
@@ -236,7 +236,7 @@ class Compaction:
 
     def on_published(self, compacted: CompactedLedger) -> None:
         """Called when the topic's record names another compacted ledger: reads from that one from now on."""
-        self.view.switch_to(compacted)
+        self.view.switch_compacted_ledger(compacted)
         self._changed()
 
 

@@ -28,7 +28,7 @@ from .appender import Publish
 from .cache import StoredEntry
 from .committed_shape_core import CommittedShape, TxnOutcomes
 from .log_shape_core import LogShape
-from .reader import IndexedPosition
+from .reader import PositionOfIndex
 
 
 class SegmentReader(Protocol):
@@ -47,11 +47,11 @@ class SegmentReader(Protocol):
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         """Returns the position of the entry that contains message `index`, or of the first entry after it. If there is
         none, returns the position after the last entry."""
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none."""
 
@@ -180,7 +180,7 @@ class CommittedReader:
         self._log = log
 
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
-        if not entries or self._shape.shows_all(entries[0].position, entries[-1].position):
+        if not entries or self._shape.hides_none_between(entries[0].position, entries[-1].position):
             return entries
         readable = self._shape.is_readable
         return [entry for entry in entries if readable(entry.position)]
@@ -208,19 +208,19 @@ class CommittedReader:
         if not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         return await self._next_shown(await self._log.locate_index(index))
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
-    async def _next_shown(self, place: IndexedPosition) -> IndexedPosition:
+    async def _next_shown(self, place: PositionOfIndex) -> PositionOfIndex:
         position = self._shape.next_existing(place.position)
         if not self._shape.is_readable(position):
-            return IndexedPosition(self._shape.after(self._shape.stable), self._shape.end_index)
+            return PositionOfIndex(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
             return place
-        return IndexedPosition(position, (await self._log.read_entry(position)).first_index)
+        return PositionOfIndex(position, (await self._log.read_entry(position)).first_index)
 
     async def index_after(self, mark: Position) -> int:
         return await self._log.index_after(mark)

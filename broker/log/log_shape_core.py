@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 from pyroaring import BitMap
 
-from ...ledger.placement_core import Shrink
+from ...ledger.placement_core import ReplicationShortfall
 from ...proto.errors import DataLost
 from ...proto.names import Position
 from ...proto.states import LedgerStays
@@ -42,8 +42,8 @@ class Span(msgspec.Struct):
 
 
 class LogShape:
-    """The ledgers of a log as spans, oldest first. `add`, `close_span` and `remove` change them; the last span grows
-    with each confirmed entry."""
+    """The ledgers of a log as spans, oldest first. `add`, `close_last_ledger_span` and `remove` change them; the last
+    span grows with each confirmed entry."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -65,7 +65,9 @@ class LogShape:
             follower.add(span)
         return span
 
-    def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
+    def close_last_ledger_span(
+        self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int
+    ) -> None:
         """Closes a span at its final end. Its ledger must be CLOSED in the metadata."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
@@ -160,7 +162,7 @@ class LogShape:
             count += span.end_index - max(span.first_index, index)
         return count
 
-    def index_ahead(self, index: int, messages: int) -> int:
+    def index_after_messages(self, index: int, messages: int) -> int:
         """Returns the index that is `messages` existing messages after `index`; the end index if there are fewer."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
@@ -249,7 +251,7 @@ class LogShape:
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
-    def hidden_entries_in(self, ledger_id: int) -> BitMap | None:
+    def hidden_entries_of_ledger(self, ledger_id: int) -> BitMap | None:
         """Returns the entries of the ledger that readers never see; None if there are none."""
         return None
 
@@ -374,7 +376,7 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
     return (found[-1], found[0]) if found else None
 
 
-def data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
+def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
     """Returns the error for entries that every replica has lost. `about`: a prefix of its message, with a colon, that
     names the subscription or the topic."""
     first, last = run
@@ -441,7 +443,7 @@ class Retention(msgspec.Struct, frozen=True):
 NOTHING = Retention()
 
 
-def judge_ledgers(
+def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
     """Returns (ledger id, why it stays) of each ledger, oldest first; instead of the reason None if the ledger is to be
@@ -463,8 +465,9 @@ def judge_ledgers(
 def find_trimmable(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
-    """Returns the ids of the ledgers that are to be deleted, as `judge_ledgers` decides."""
-    return [ledger for ledger, stays in judge_ledgers(shape, holders, retention, now_ms, unread) if stays is None]
+    """Returns the ids of the ledgers that are to be deleted, as `list_reasons_to_keep_ledgers` decides."""
+    kept = list_reasons_to_keep_ledgers(shape, holders, retention, now_ms, unread)
+    return [ledger for ledger, stays in kept if stays is None]
 
 
 def may_trim_last(
@@ -520,13 +523,13 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
 # Guarding test: tests/broker/log/test_quorums.py.
 
 
-def allowed_shrink(*, degraded_writes: bool) -> Shrink:
+def allowed_replication_shortfall(*, degraded_writes: bool) -> ReplicationShortfall:
     """Returns in what a new ledger may fall short of its replication while bookies are missing: the number of bookies,
     or with `degraded_writes` also the number of copies."""
-    return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
+    return ReplicationShortfall.COPIES if degraded_writes else ReplicationShortfall.BOOKIES
 
 
-def quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
+def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
     """Returns the risks of these quorums, one sentence for each. `bookies`: the number of bookies that are writable
     now."""
     found = []

@@ -27,11 +27,11 @@ import msgspec
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...ledger.client import LedgerIdTaken
-from ...ledger.placement_core import Shrink
+from ...ledger.placement_core import ReplicationShortfall
 from ...ledger.recovery import ClosedByOther
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, LedgerRecord, TopicLedger, TopicRecord, decode, encode
-from ...metadata.store import MetadataStore, NodeUpdate, Versioned, update_nodes
+from ...metadata.store import MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import (
     DataLost,
     LedgerFenced,
@@ -81,7 +81,7 @@ def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
     the commit raises TopicFenced."""
     path = topic_path(topic)
 
-    def transform(node: Versioned | None) -> bytes | None:
+    def transform(node: VersionedValue | None) -> bytes | None:
         if node is None or decode(node.value, TopicRecord, path).claim != claim:
             raise TopicFenced(f"topic {topic} was taken over by another broker", topic=topic)
         return None
@@ -133,7 +133,7 @@ class ManagedLedgerRecord:
 
         attempts = itertools.count()
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             first = next(attempts) == 0
             if node is None or node.value not in ours:
                 fenced = TopicFenced(f"topic {self.topic} was taken over by another broker", topic=self.topic)
@@ -170,21 +170,21 @@ Claims = Callable[[TopicName, TopicRecord, str], Sequence[NodeUpdate]]
 topic. What it leaves out is claimed when it is opened."""
 
 
-def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
+def make_no_claim_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
     """Returns (): the owner of the topic claims nothing else in the same commit."""
     return ()
 
 
 class ManagedLedger:
     """The ledgers of a topic. A take-over calls `read_list`, `recover_ledgers` and `claim_list`, in this order. Each
-    new ledger is made by `draft_ledger`, `add_ledger` and `install_ledger`, also in this order.
+    new ledger is made by `make_next_ledger_record`, `add_ledger` and `apply_added_ledger`, also in this order.
 
-    Before the next ledger is made, `end_ledger` ends the one that is written; `closed_row` returns its row for the
-    list, and `close_tail` closes it in the shape."""
+    Before the next ledger is made, `end_ledger` ends the one that is written; `make_closed_ledger_row` returns its row
+    for the list, and `close_tail` closes it in the shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
-        replication: Policy, shrink: Shrink, claims: Claims = no_claims,
+        replication: Policy, shrink: ReplicationShortfall, claims: Claims = make_no_claim_operations,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
@@ -281,7 +281,7 @@ class ManagedLedger:
         return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ the next ledger
-    async def draft_ledger(self) -> LedgerRecord:
+    async def make_next_ledger_record(self) -> LedgerRecord:
         """Returns the record of a new ledger, without storing it. Its id is above all in the list, even if another
         broker got a later block of ids. Raises NotEnoughBookies if no ledger can be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
@@ -304,7 +304,7 @@ class ManagedLedger:
         self.waits_for = ""
         while True:
             try:
-                draft = draft if draft is not None else await self.draft_ledger()
+                draft = draft if draft is not None else await self.make_next_ledger_record()
                 return await self.add_ledger(draft, end_index=end_index, created_ms=created_ms, ended=ended)
             except LedgerIdTaken as error:
                 draft = None  # certainly not committed
@@ -328,13 +328,13 @@ class ManagedLedger:
         the last ledger; None if all ledgers in the list are closed already.
 
         Returns its writer, and the ids of the ledgers that closed empty: the list does not name them any more, and
-        `install_ledger` deletes them."""
+        `apply_added_ledger` deletes them."""
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
         await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation_change(draft),))
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
-    async def install_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
+    async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """Applies the committed list: adds the new ledger to the shape, and removes and deletes the ledgers in
         `empty`."""
         self._discard_ledgers(empty)
@@ -368,7 +368,7 @@ class ManagedLedger:
                     _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
-    def closed_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
+    def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
         """Returns the row of the last ledger, closed at `last_entry`."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
@@ -381,7 +381,9 @@ class ManagedLedger:
 
     def close_tail(self, ended: TopicLedger) -> None:
         """Closes the last ledger in the shape. `ended`: its closed row."""
-        self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
+        self.shape.close_last_ledger_span(
+            ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms
+        )
         self.reader.discard(ended.ledger_id)
 
     async def commit_end(self, ended: TopicLedger, *, terminated: bool | None) -> None:

@@ -22,12 +22,12 @@ from typing import NamedTuple, Protocol
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
-from ..common.retry import SharedRuns
+from ..common.retry import SharedCallsByKey
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, data_lost_error
+from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, bisect_entries, make_data_lost_error
 
 
-class IndexedPosition(NamedTuple):
+class PositionOfIndex(NamedTuple):
     """The position of an entry, and the index of its first message."""
 
     position: Position
@@ -43,7 +43,8 @@ class TopicLogReader:
         self._cache = cache
         self._recent = cache.recent
         self._readers: dict[int, LedgerReader] = {}
-        self._reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]] | None = None  # most logs never read
+        # most logs never read
+        self._reads: SharedCallsByKey[tuple[Position, int, int], list[StoredEntry]] | None = None
         self.storage_reads = 0
 
     def add_writer(self, writer: LedgerWriter) -> None:
@@ -79,7 +80,7 @@ class TopicLogReader:
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
         if self._reads is None:
-            self._reads = SharedRuns()
+            self._reads = SharedCallsByKey()
         return await self._reads.run(key, lambda: self._read(*key))
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
@@ -87,7 +88,7 @@ class TopicLogReader:
             return await self._read_stored(position, bytes_max, last_entry)
         except DataLost as error:
             lost = error
-        raise data_lost_error(position[0], (position[1], await self._lost_upto(position))) from lost
+        raise make_data_lost_error(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
         """Returns the last entry id of the lost entries that begin at `position`. Tries LOST_LOOKED_AT entries at most,
@@ -134,7 +135,7 @@ class TopicLogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         """Returns the position of the entry that contains message `index`; at or after the end of the log, the position
         after the last entry.
 
@@ -146,10 +147,10 @@ class TopicLogReader:
             return self._end_position()
         found, lost = await self._first(span, lambda entry: entry.index >= index)
         if lost is not None and (found is None or found.first_index > index):
-            raise data_lost_error(span.ledger_id, lost)
+            raise make_data_lost_error(span.ledger_id, lost)
         return _indexed(found) if found is not None else await self._after(span)
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none. Raises DataLost if a lost entry may be the answer: the entry before it
         arrived earlier, and the one after it did not."""
@@ -159,7 +160,7 @@ class TopicLogReader:
                 continue
             found, lost = await self._since(span, time_ms)
             if lost is not None:
-                doubt = data_lost_error(span.ledger_id, lost)
+                doubt = make_data_lost_error(span.ledger_id, lost)
             elif self._is_any_before(span, found):
                 doubt = None  # it arrived before the time, and so did what is before it
             if found is not None and doubt is None:
@@ -206,10 +207,10 @@ class TopicLogReader:
         entry = await self.read_entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
-    def _end_position(self) -> IndexedPosition:
-        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionOfIndex:
+        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
-    async def _after(self, span: Span) -> IndexedPosition:
+    async def _after(self, span: Span) -> PositionOfIndex:
         """Returns the position of the first entry after the span."""
         position = self._shape.next_existing(Position(span.ledger_id, span.last_entry + 1))
         return _indexed(await self.read_entry(position)) if self._shape.is_readable(position) else self._end_position()
@@ -253,8 +254,8 @@ class TopicLogReader:
         )  # fmt: skip
 
 
-def _indexed(entry: StoredEntry) -> IndexedPosition:
-    return IndexedPosition(entry.position, entry.first_index)
+def _indexed(entry: StoredEntry) -> PositionOfIndex:
+    return PositionOfIndex(entry.position, entry.first_index)
 
 
 # --------------------------------------------------------------------------------------------------- read_memory
@@ -262,7 +263,7 @@ def _indexed(entry: StoredEntry) -> IndexedPosition:
 #
 #     size = memory.read_size(read_bytes)  what to read now: less when many subscriptions have something
 #     async with memory.reserve(size)      waits while the reads under way take all of it
-#     memory.set_held(buffer, size)        what a subscription has now; 0: nothing
+#     memory.set_used_bytes_of(buffer, size)        what a subscription has now; 0: nothing
 #
 # A read that begins makes room: the subscriptions that have used what they have least recently give it back, and read
 # it again when they need it. So a subscription whose consumers take nothing keeps no other from reading, nothing waits
@@ -278,7 +279,7 @@ class MemoryHolder(Protocol):
     """An object that has entries in memory, and can drop them."""
 
     def release_memory(self) -> None:
-        """Drops all entries that can be read again, and reports that to `ReadMemory.set_held`."""
+        """Drops all entries that can be read again, and reports that to `ReadMemory.set_used_bytes_of`."""
         ...
 
 
@@ -350,7 +351,7 @@ class ReadMemory:
             holder.release_memory()
             assert holder not in self._holders, "it has given all back"
 
-    def set_held(self, holder: MemoryHolder, size: int) -> None:
+    def set_used_bytes_of(self, holder: MemoryHolder, size: int) -> None:
         """Records that `holder` now has `size` bytes in memory; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:

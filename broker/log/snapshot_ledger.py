@@ -34,7 +34,7 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.names import TopicName
 from ..common.config import BrokerConfig, Policy
-from .log_shape_core import allowed_shrink
+from .log_shape_core import allowed_replication_shortfall
 from .managed_ledger import TopicFenced
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -72,7 +72,7 @@ class StateLedgers:
         self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
     ) -> None:
         self._ledgers = ledgers
-        self._shrink = allowed_shrink(degraded_writes=config.degraded_writes)
+        self._shrink = allowed_replication_shortfall(degraded_writes=config.degraded_writes)
         self._replication = replication
         self._properties = tuple(properties.items())
         self._topic = topic

@@ -60,8 +60,8 @@ from ..common.refusals import PublishRefusal
 from .appender import Appender, Publish
 from .cache import TailCache
 from .log_queue_core import LogQueue
-from .log_shape_core import allowed_shrink
-from .managed_ledger import Claims, ManagedLedger, TopicFenced, no_claims
+from .log_shape_core import allowed_replication_shortfall
+from .managed_ledger import Claims, ManagedLedger, TopicFenced, make_no_claim_operations
 from .slow_publishes import SlowPublishes
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -85,14 +85,14 @@ class TopicLog:
         topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
-        on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = no_claims,
+        on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = make_no_claim_operations,
         slow_publishes: SlowPublishes | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicState.OPENING
         self._managed_ledger = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
-            shrink=allowed_shrink(degraded_writes=config.degraded_writes), claims=claims,
+            shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._managed_ledger.on_waits = on_waits
         self.shape, self.reader, self._list = (
@@ -210,7 +210,7 @@ class TopicLog:
             empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
             if self.state is not TopicState.SERVING or empty:
                 return
-            draft = await self._managed_ledger.draft_ledger()
+            draft = await self._managed_ledger.make_next_ledger_record()
             if self.state is not TopicState.SERVING:  # it began to switch, or to end, by itself
                 return
             self._start_switch(draft)
@@ -262,7 +262,7 @@ class TopicLog:
         self._appender.confirm(stored)
         if ended is not None:
             self._managed_ledger.close_tail(ended)
-        await self._managed_ledger.install_ledger(writer, end_index, empty)
+        await self._managed_ledger.apply_added_ledger(writer, end_index, empty)
         self._appender.start_ledger(writer)
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING

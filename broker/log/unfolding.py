@@ -3,8 +3,8 @@
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
 loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB decompressed, or contain half a million
 messages: it is decompressed in a thread, into memory that the entry's declared size bounds (proto/compression.py), and
-its messages are parsed in slices (`TimeSlices`). One entry at a time in a process, so they never take more than 64 MiB
-together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters parse
+its messages are parsed in slices (`EventLoopSlices`). One entry at a time in a process, so they never take more than 64
+MiB together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters parse
 such an entry in a thread (`run_off_loop`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
@@ -25,7 +25,7 @@ from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
 from ...runtime.network import World
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 
 LONG_BYTES = 1 << 20
 """Most bytes that are decompressed in the event loop: less than a millisecond."""
@@ -94,13 +94,13 @@ async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kw
 
 async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tuple[int, ...]:
     slots: dict[int, None] = {}
-    offset, turns = 0, TimeSlices(world.clock)
+    offset, turns = 0, EventLoopSlices(world.clock)
     while messages > 0:
         found: dict[bytes, None] = {}
         some = min(messages, _MESSAGES_AT_ONCE)
         offset = collect_item_keys(payload, offset, some, found)
         slots.update(dict.fromkeys(map(sticky_slot, found)))
         messages -= some
-        if turns.is_slice_over:
+        if turns.is_slice_used_up:
             await turns.begin_slice()
     return tuple(slots)

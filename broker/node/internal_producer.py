@@ -107,7 +107,7 @@ class InternalProducer:
         self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema: wire.SchemaInfo | None
     ) -> list[Position | None]:
         await self._world.workers.load(f"{__package__}.one_producer")
-        from .one_producer import publish_entries
+        from .one_producer import publish_entries_of_one_producer
 
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         owner: Channel | None = None
@@ -122,7 +122,7 @@ class InternalProducer:
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
             if schema is not None:
                 opening.schema.CopyFrom(schema)
-            return await publish_entries(self._world, owner or me, opening, client_parts)
+            return await publish_entries_of_one_producer(self._world, owner or me, opening, client_parts)
         finally:
             await me.close()
             if owner is not None:

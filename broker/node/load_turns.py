@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ...runtime.budget import CallerMemory
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
 from ..topic.topic import Topic
 
@@ -34,7 +34,7 @@ USUAL_PART = 8
 a slower load becomes the usual time at once."""
 
 
-class LoadTurns:
+class TopicLoadQueue:
     """The turns in which topics are loaded: only a few at a time, and topics for which a producer waits come first."""
 
     def __init__(self, at_once: int, clock: Clock) -> None:
@@ -54,18 +54,18 @@ class LoadTurns:
         """The number of seconds after which a turn that begins now ends at the latest."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
-    def prioritize_topic(self, name: str) -> None:
+    def prioritize_topic_load(self, name: str) -> None:
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
         elif name not in self._first:
             self._hurried.add(name)
 
-    def end_priority(self, name: str) -> None:
-        """Withdraws `prioritize_topic` for a topic that is loaded, or is not loaded after all."""
+    def withdraw_load_priority(self, name: str) -> None:
+        """Withdraws `prioritize_topic_load` for a topic that is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
-    def make_turn(self, name: str) -> _Turn:
+    def make_load_turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
@@ -81,7 +81,7 @@ class LoadTurns:
         took = self._clock.monotonic() - began
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
 
-    def end_turn(self) -> None:
+    def end_load_turn(self) -> None:
         self._left += 1
         if self._first or self._others:
             self._start_turns()
@@ -118,7 +118,7 @@ class _Turn:
 
     __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
 
-    def __init__(self, turns: LoadTurns, name: str) -> None:
+    def __init__(self, turns: TopicLoadQueue, name: str) -> None:
         self._turns, self._name = turns, name
         self._held = False
         self._began = 0.0
@@ -138,7 +138,7 @@ class _Turn:
     def _end_turn(self) -> None:
         if self._held:
             self._held = False
-            self._turns.end_turn()
+            self._turns.end_load_turn()
 
 
 # -------------------------------------------------------------------------------------------------- state_memory
@@ -191,7 +191,7 @@ def limit_caches(state_bytes: int, config: BrokerConfig) -> CacheLimits:
     return CacheLimits(tail, recent, over - (config.cache_bytes - tail))
 
 
-def hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
+def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
     """Returns the most memory for the holes of one subscription. `sizes` lists the present sizes of all subscriptions:
     if their sum is more than `limit`, returns the size to which the larger ones must be cut so that the sum is `limit`;
     never more than `own_max`."""
@@ -222,7 +222,7 @@ class StateMemory:
         total = self._memory.connections * CONNECTION_BYTES
         holes: list[int] = []
         subscriptions = [each for topic in topics for each in topic.subscriptions.values()]
-        turns = TimeSlices(self._clock)
+        turns = EventLoopSlices(self._clock)
         for topic in topics:
             total += TOPIC_BYTES + CLIENT_BYTES * len(topic.producers)
             for subscription in list(topic.subscriptions.values()):
@@ -231,15 +231,15 @@ class StateMemory:
                     total += subscription.delayed.core.memory_bytes
                 if size := subscription.cursor.memory_bytes:
                     holes.append(size)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         self.bytes = total + sum(holes)
-        most = hole_memory_limit(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
+        most = ack_hole_memory_limit(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
                 subscription.pump.wake()
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         self._resize(limit_caches(self.bytes, self._config))
 

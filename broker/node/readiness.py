@@ -11,7 +11,7 @@ from ...ledger.pending_core import Striping
 from ...proto.errors import MagnetarError, NotEnoughBookies
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..log.log_shape_core import allowed_shrink
+from ..log.log_shape_core import allowed_replication_shortfall
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -45,7 +45,9 @@ class ReadinessCheck:
         shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
         try:
             async with asyncio.timeout(PLACE_S):
-                await ledgers.check_bookies(shape, shrink=allowed_shrink(degraded_writes=config.degraded_writes))
+                await ledgers.check_bookies(
+                    shape, shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes)
+                )
         except NotEnoughBookies as error:
             return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
         except (MagnetarError, TimeoutError) as error:

@@ -28,8 +28,8 @@ import msgspec
 from ...proto.errors import MagnetarError
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.retry import SharedRuns
-from ..common.token_bucket import TimeSlices
+from ..common.retry import SharedCallsByKey
+from ..common.token_bucket import EventLoopSlices
 from ..topic.statistics import NO_RATES, TrafficRates, estimate_backlog
 from ..topic.topic import Topic
 
@@ -49,7 +49,7 @@ AGES_S = 2.0
 MEASURES = ("traffic", "backlog", "age")
 
 
-class Sums(msgspec.Struct):
+class TopicTotals(msgspec.Struct):
     """What some loaded topics come to. The totals count since the broker was started, all else is as of now."""
 
     topics: int = 0
@@ -69,7 +69,7 @@ class Sums(msgspec.Struct):
     bytes_out: int = 0
 
 
-class TopicFacts(NamedTuple):
+class SurveyedTopic(NamedTuple):
     """A topic as a walk found it. `oldest_ms`: when its oldest message that is not acknowledged arrived, milliseconds
     since the epoch; 0: there is none, or it is not known yet."""
 
@@ -79,37 +79,39 @@ class TopicFacts(NamedTuple):
     oldest_ms: int
 
 
-class Survey(msgspec.Struct, frozen=True):
+class TopicSurvey(msgspec.Struct, frozen=True):
     """The result of a walk."""
 
     at_s: float  # of the clock
-    total: Sums
-    namespaces: Mapping[str, Sums]
-    largest: Mapping[str, tuple[TopicFacts, ...]]  # by each of MEASURES, the largest first
+    total: TopicTotals
+    namespaces: Mapping[str, TopicTotals]
+    largest: Mapping[str, tuple[SurveyedTopic, ...]]  # by each of MEASURES, the largest first
 
     def count_topics(self) -> int:
         """Returns the number of topics of all namespaces that it has."""
         return sum(each.topics for each in self.namespaces.values())
 
-    def of_namespace(self, name: str) -> Survey:
+    def of_namespace(self, name: str) -> TopicSurvey:
         """Returns what it has of one namespace, and the total of all."""
         largest = {
             measure: tuple(each for each in found if str(each.topic.name.namespace_name) == name)
             for measure, found in self.largest.items()
         }
-        return Survey(self.at_s, self.total, {at: sums for at, sums in self.namespaces.items() if at == name}, largest)
+        return TopicSurvey(
+            self.at_s, self.total, {at: sums for at, sums in self.namespaces.items() if at == name}, largest
+        )
 
 
-def inspect_topic(topic: Topic) -> TopicFacts:
+def inspect_topic(topic: Topic) -> SurveyedTopic:
     """Returns the facts of a topic, with the rates of the last walk. Reads no entry."""
     log, shape, backlog, oldest = topic.log, topic.log.shape, 0, 0
     for each in topic.subscriptions.values():
         if each.is_durable and shape.has_readable_after(each.cursor.mark):
             backlog += estimate_backlog(log, each)
-            arrived = topic.maintenance.known_oldest_ms(each)
+            arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
             if arrived and (not oldest or arrived < oldest):
                 oldest = arrived
-    return TopicFacts(topic, topic.traffic.walked_rates, backlog, oldest)
+    return SurveyedTopic(topic, topic.traffic.walked_rates, backlog, oldest)
 
 
 class _Walk:
@@ -119,8 +121,8 @@ class _Walk:
 
     def __init__(self, passed_s: float) -> None:
         self.passed_s = passed_s
-        self.sums: dict[int, tuple[str, Sums]] = {}  # by the identity of the namespace's name
-        self.heaps: dict[str, list[tuple[float, int, TopicFacts]]] = {name: [] for name in MEASURES}
+        self.sums: dict[int, tuple[str, TopicTotals]] = {}  # by the identity of the namespace's name
+        self.heaps: dict[str, list[tuple[float, int, SurveyedTopic]]] = {name: [] for name in MEASURES}
         self.ageless: list[Callable[[], Coroutine[Any, Any, object]]] = []  # the reads of ages
         self.walked = 0
 
@@ -129,7 +131,7 @@ class _Walk:
         name = topic.name.namespace_name
         found = self.sums.get(id(name))
         if found is None:
-            found = self.sums[id(name)] = str(name), Sums()
+            found = self.sums[id(name)] = str(name), TopicTotals()
         sums, log, traffic = found[1], topic.log, topic.traffic
         shape = log.shape
         sums.topics += 1
@@ -151,21 +153,21 @@ class _Walk:
                 sums.subscriptions += 1
                 if shape.has_readable_after(each.cursor.mark):
                     backlog += estimate_backlog(log, each)
-                    arrived = topic.maintenance.known_oldest_ms(each)
+                    arrived = topic.maintenance.oldest_arrival_ms_in_memory(each)
                     if arrived == 0 and len(self.ageless) < AGES_READ:
                         self.ageless.append(partial(topic.maintenance.oldest_arrival_ms, each))
                     elif arrived and (oldest == 0 or arrived < oldest):
                         oldest = arrived
         if backlog:
             sums.backlog += backlog
-            self._note("backlog", backlog, TopicFacts(topic, traffic.walked_rates, backlog, oldest))
+            self._note("backlog", backlog, SurveyedTopic(topic, traffic.walked_rates, backlog, oldest))
             if oldest:
-                self._note("age", -oldest, TopicFacts(topic, traffic.walked_rates, backlog, oldest))
+                self._note("age", -oldest, SurveyedTopic(topic, traffic.walked_rates, backlog, oldest))
         if traffic.walked_rates is not NO_RATES:
             rates = traffic.walked_rates
-            self._note("traffic", rates.bytes_in + rates.bytes_out, TopicFacts(topic, rates, backlog, oldest))
+            self._note("traffic", rates.bytes_in + rates.bytes_out, SurveyedTopic(topic, rates, backlog, oldest))
 
-    def _count(self, sums: Sums, topic: Topic, now: tuple[int, int, int, int]) -> None:
+    def _count(self, sums: TopicTotals, topic: Topic, now: tuple[int, int, int, int]) -> None:
         traffic, passed_s = topic.traffic, self.passed_s
         grown = [new - old for new, old in zip(now, traffic.walked, strict=True)]
         traffic.walked = now
@@ -179,69 +181,69 @@ class _Walk:
         sums.throughput_in += rates.bytes_in
         sums.throughput_out += rates.bytes_out
 
-    def _note(self, measure: str, size: float, facts: TopicFacts) -> None:
+    def _note(self, measure: str, size: float, facts: SurveyedTopic) -> None:
         heap = self.heaps[measure]
         if len(heap) < TOP:
             heappush(heap, (size, self.walked, facts))
         elif size > heap[0][0]:
             heappushpop(heap, (size, self.walked, facts))
 
-    def largest(self) -> dict[str, tuple[TopicFacts, ...]]:
+    def largest(self) -> dict[str, tuple[SurveyedTopic, ...]]:
         return {
             measure: tuple(facts for _, _, facts in sorted(heap, reverse=True)) for measure, heap in self.heaps.items()
         }
 
 
-class Surveyor:
+class TopicSurveyRunner:
     """Walks over the loaded topics of one broker, at most once in SURVEY_S."""
 
     def __init__(self, clock: Clock, topics: Callable[[], Iterable[Topic]]) -> None:
         self._clock = clock
         self._topics = topics
         self._began_s = clock.monotonic()
-        self._last: Survey | None = None
-        self._totals: dict[str, Sums] = {}  # since the broker was started, of namespaces that have a topic
-        self._total = Sums()
-        self._runs: SharedRuns[None, Survey] = SharedRuns()
+        self._last: TopicSurvey | None = None
+        self._totals: dict[str, TopicTotals] = {}  # since the broker was started, of namespaces that have a topic
+        self._total = TopicTotals()
+        self._runs: SharedCallsByKey[None, TopicSurvey] = SharedCallsByKey()
         self._tasks = Tasks()  # it logs a fault of ours
         self._reading: asyncio.Task[None] | None = None
 
-    async def take(self) -> Survey:
+    async def take(self) -> TopicSurvey:
         """Returns what a walk finds now, or found in the last SURVEY_S. Callers at the same time share one."""
         last = self._last
         if last is not None and self._clock.monotonic() - last.at_s < SURVEY_S:
             return last
         return await self._runs.run(None, self._walk)
 
-    async def _walk(self) -> Survey:
+    async def _walk(self) -> TopicSurvey:
         before_s = self._last.at_s if self._last is not None else self._began_s
         at_s = self._clock.monotonic()
-        walk, turns = _Walk(max(at_s - before_s, 0.001)), TimeSlices(self._clock)
+        walk, turns = _Walk(max(at_s - before_s, 0.001)), EventLoopSlices(self._clock)
         topics = list(self._topics())
         for start in range(0, len(topics), STRIDE):
             for topic in topics[start : start + STRIDE]:
                 walk.add(topic)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         found = self._last = self._sum_up(at_s, walk)
         if walk.ageless and (self._reading is None or self._reading.done()):
             self._reading = self._tasks.spawn(_read_ages(walk.ageless), "ages of oldest messages")
         return found
 
-    def _sum_up(self, at_s: float, walk: _Walk) -> Survey:
-        namespaces: dict[str, Sums] = {}
+    def _sum_up(self, at_s: float, walk: _Walk) -> TopicSurvey:
+        namespaces: dict[str, TopicTotals] = {}
         for name, sums in walk.sums.values():
-            known = namespaces.setdefault(name, Sums())
-            for each in Sums.__struct_fields__:
+            known = namespaces.setdefault(name, TopicTotals())
+            for each in TopicTotals.__struct_fields__:
                 setattr(known, each, getattr(known, each) + getattr(sums, each))
-        total = Sums()
+        total = TopicTotals()
         for name, sums in namespaces.items():
-            for each in Sums.__struct_fields__:
+            for each in TopicTotals.__struct_fields__:
                 setattr(total, each, getattr(total, each) + getattr(sums, each))
             _add_totals(sums, self._totals.get(name))
         _add_totals(total, self._total)
         self._totals, self._total = namespaces, total
-        return Survey(at_s, total, namespaces, walk.largest())
+        return TopicSurvey(at_s, total, namespaces, walk.largest())
 
     def close(self) -> None:
         self._tasks.cancel()
@@ -258,7 +260,7 @@ async def _read_ages(ageless: Sequence[Callable[[], Coroutine[Any, Any, object]]
                     _LOG.debug("the age of an oldest message is not known: %s", error)
 
 
-def _add_totals(sums: Sums, before: Sums | None) -> None:
+def _add_totals(sums: TopicTotals, before: TopicTotals | None) -> None:
     """Adds to the totals of `sums`, which are those since the walk before, what was counted until then."""
     if before is not None:
         sums.messages_in += before.messages_in

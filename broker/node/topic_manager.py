@@ -1,8 +1,8 @@
 """The topics that this broker owns: loaded on request if this broker owns their bundle, once for all requests.
 
-The services call this module. `begin_ownership` begins an ownership session, `close` ends it in order, `abandon_all` at
-once. Outside of an ownership session every call raises Unavailable. A lost metadata session does not end it (ledger
-protocol §3.2):
+The services call this module. `start_owning_bundles` begins an ownership session, `close` ends it in order,
+`abandon_all` at once. Outside of an ownership session every call raises Unavailable. A lost metadata session does not
+end it (ledger protocol §3.2):
 
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/session.py), so
               nothing new is claimed
@@ -11,8 +11,8 @@ protocol §3.2):
               notified
 
 A broker that does not know yet that another one has taken its topic over can confirm nothing: the ledger is fenced. It
-does not report the end of a topic until it knows (`Topic.check_end_reached`), or a reader would stop before messages
-that the other broker confirmed.
+does not report the end of a topic until it knows (`Topic.check_may_answer_end_of_topic`), or a reader would stop before
+messages that the other broker confirmed.
 Guards: tests/broker/node/test_session_lost.py.
 """
 
@@ -38,7 +38,7 @@ from ...runtime.memory_shares import machine_bytes
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_to_end, run_together
-from ..access.authorizer import Authorizer, Grants
+from ..access.authorizer import AccessGrants, Authorizer
 from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.members import ClusterMembers, KnownMembers
@@ -48,8 +48,8 @@ from ..cluster.policy_cache import PolicyCache, TopicWatcher
 from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig, MetricsTopics, RuntimeSettings
 from ..common.refusals import check_incarnation
-from ..common.retry import PATIENCE_S, LogThrottle, SharedRuns
-from ..common.token_bucket import TimeSlices
+from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
+from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
 from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
 from ..log.reader import ReadMemory
@@ -58,13 +58,13 @@ from ..log.slow_publishes import SlowPublishes
 from ..topic.maintenance import run_maintenance
 from ..topic.nonpersistent import NonPersistentStorage
 from ..topic.statistics import BrokerRateLimits
-from ..topic.storage import DurableStorage, Storage
+from ..topic.storage import DurableTopicStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
-from .load_turns import LoadTurns, StateMemory
+from .load_turns import StateMemory, TopicLoadQueue
 from .readiness import ReadinessCheck
-from .survey import Surveyor
+from .survey import TopicSurveyRunner
 
 if TYPE_CHECKING:
     from ...ledger.bookies import Bookies
@@ -118,7 +118,7 @@ class _OwnershipSession:
         self.settled = True  # whether it is known what is owned: False from the loss of a session until `resume` ends
         self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed, runtime_changed)
-        self.grants = Grants(metadata, world.clock, grants_changed)
+        self.grants = AccessGrants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
         self.ownership = Ownership(metadata, me, world.rng, world.clock.monotonic)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
@@ -183,7 +183,7 @@ class TopicManager:
         self.load_seconds = Histogram(SECONDS)  # of each topic that was loaded, without its wait for a turn
         self.lookups = 0  # questions for the owner of a topic
         self.started_ms = world.clock.wall_ms()  # since the epoch
-        self.survey = Surveyor(world.clock, lambda: self.loaded.values())
+        self.survey = TopicSurveyRunner(world.clock, lambda: self.loaded.values())
         self.metadata_use = MetadataUse(world.clock)
         self.members = KnownMembers(world.clock, self.metadata_use)
         self.heirs: dict[str, BrokerRecord] = {}  # brokers that got bundles of this one, by endpoint
@@ -195,18 +195,18 @@ class TopicManager:
             lambda tenant: self._open().grants.read_administrators(tenant), lambda: self.loaded.values(),
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
-        self._loading: SharedRuns[str, Topic] = SharedRuns()
+        self._loading: SharedCallsByKey[str, Topic] = SharedCallsByKey()
         self._skipping: Counter[str] = Counter()  # running `skip_lost` calls by topic; it is not loaded meanwhile
         self.readiness = ReadinessCheck(
             config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
         )
-        self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
+        self._turns = TopicLoadQueue(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
         self._throttle = LogThrottle(world.clock)  # one for all topics: an error of one load is usually that of many
 
     # ------------------------------------------------------------------ a time of ownership
-    async def begin_ownership(
+    async def start_owning_bundles(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
         """Begins an ownership session: registers the broker with its addresses. After that clients find this broker,
@@ -247,7 +247,7 @@ class TopicManager:
             _LOG.info("the bookies are not listed yet: %s", error)
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
-        return DurableStorage(
+        return DurableTopicStorage(
             self.world, metadata, ledgers, self.cache, self.config, self.internal_producer.publish_copies, self.reads,
             self.publish_seconds, self.slow_publishes,
         )  # fmt: skip
@@ -289,7 +289,7 @@ class TopicManager:
         session.metadata.set_session(metadata)
         await session.ownership.register_broker()
         await session.ownership.reclaim_bundles()
-        await session.transactions.abandon_taken_over()
+        await session.transactions.abandon_coordinators_taken_over()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
             await run_together(
@@ -353,7 +353,7 @@ class TopicManager:
         await run_together([move(path) for path in ownership.owned_paths], "drain")
         return len(ownership.owned_paths)
 
-    async def follow_orders(self) -> None:
+    async def follow_drain_requests(self) -> None:
         """Drains as long as an operator has ordered it; also after a restart. What it could not give away before it
         tries again."""
         session = self._session
@@ -376,7 +376,7 @@ class TopicManager:
             for each in await list_drains(metadata)
         )
 
-    async def can_move(self) -> bool:
+    async def can_release_bundles(self) -> bool:
         """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
         session = self._session
         return (
@@ -389,7 +389,7 @@ class TopicManager:
         self._moved.clear()
 
     async def _move(self, session: _OwnershipSession, path: str) -> None:
-        heir = await session.ownership.choose_heir(path, others=True)
+        heir = await session.ownership.choose_next_owner(path, others=True)
         if heir is None or not session.settled:
             return
         self.heirs[heir.endpoint] = heir
@@ -425,7 +425,7 @@ class TopicManager:
         return self._open().policies
 
     @property
-    def grants(self) -> Grants:
+    def grants(self) -> AccessGrants:
         return self._open().grants
 
     @property
@@ -475,7 +475,7 @@ class TopicManager:
             await session.ownership.report_load(busy_percent)
 
     @property
-    def own_record(self) -> BrokerRecord | None:
+    def own_broker_record(self) -> BrokerRecord | None:
         """The record with this broker's addresses; None if the broker is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
@@ -521,12 +521,12 @@ class TopicManager:
             raise _served_by(name, heir)
         session = self._open()
         if publishes:
-            self._turns.prioritize_topic(name.full)
+            self._turns.prioritize_topic_load(name.full)
         try:
             topic = await self._loading.run(name.full, lambda: self._load(session, name, create))
         finally:
             if publishes:
-                self._turns.end_priority(name.full)
+                self._turns.withdraw_load_priority(name.full)
         if publishes:
             topic.log.begin_ledger()
         return topic
@@ -549,7 +549,7 @@ class TopicManager:
             coordinators=session.transactions,
         )  # fmt: skip
         try:
-            async with self._turns.make_turn(name.full):
+            async with self._turns.make_load_turn(name.full):
                 begun_s = self.world.clock.monotonic()
                 await topic.open(partial(session.catalog.ensure_topic, name) if create else None)
         except MagnetarError as error:
@@ -565,7 +565,7 @@ class TopicManager:
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
         self.load_seconds.observe(self.world.clock.monotonic() - begun_s)
-        applied = session.policies.applied_nowait(name)
+        applied = session.policies.get_applied_nowait(name)
         if applied is not topic.applied:  # they have changed while it was opened, perhaps
             topic.apply(applied)
         return topic
@@ -678,7 +678,7 @@ class TopicManager:
         try:
             ledger_ids = await topic.delete(force=force, abort=abort)
             if name.persistent:
-                still = await session.catalog.make_unchanged_check(name, topic.log.record)
+                still = await session.catalog.make_topic_unchanged_check(name, topic.log.record)
                 if still is None:
                     return  # another call has deleted it, with all that was its
                 forget = partial(session.catalog.delete_topic_record, name, ledger_ids, still)
@@ -701,7 +701,7 @@ class TopicManager:
         if self._session is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.apply(self._session.policies.applied_nowait(topic.name))
+                    topic.apply(self._session.policies.get_applied_nowait(topic.name))
 
     def _apply_runtime(self, changed: RuntimeSettings) -> None:
         """Applies the settings that are changed for all brokers while they run."""
@@ -723,11 +723,11 @@ class TopicManager:
     async def maintain_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
         await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
-        inactive, turns = list[Topic](), TimeSlices(self.world.clock)
+        inactive, turns = list[Topic](), EventLoopSlices(self.world.clock)
         for topic in list(self.loaded.values()):
             if topic.maintenance.is_inactive():
                 inactive.append(topic)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         for topic in inactive:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
@@ -754,7 +754,7 @@ class TopicManager:
             return found, []
         return found, await delete_orphans(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
-    async def sweep_orphans(self) -> None:
+    async def delete_orphans_if_first_broker(self) -> None:
         """Deletes orphans if this broker is the first of the cluster by name: one broker is enough."""
         names = sorted(each.name for each in await self.list_brokers())
         if names[:1] == [self.name]:

@@ -38,11 +38,11 @@ from ...runtime.files import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from . import lookup, topic_lists
 from .errors import pulsar_error_number
-from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, FrameCutter, SpareBuffer, encode_frame, parse_frame
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
 from .handlers import HandlerTable, Take
 from .names import OpenProducers
 from .producer import payload_bytes_max
@@ -59,7 +59,7 @@ from .producer import payload_bytes_max
 # Another method counts as no credentials: the caller has the anonymous role if there is one, else it is refused.
 
 
-def caller_with_credentials(caller: Caller, method: str, data: bytes) -> Caller:
+def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller:
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -101,7 +101,7 @@ class PulsarConnection:
         stream: ByteStream,
         names: OpenProducers,
         callers: CallerAuthenticator,
-        spare: SpareBuffer,
+        spare: SharedReceiveBuffer,
     ) -> None:
         self.broker = broker
         self.names = names
@@ -114,7 +114,7 @@ class PulsarConnection:
         self._flags = pulsar.FeatureFlags()
         self._stream = stream
         self._clock = broker.world.clock
-        self._frames = FrameCutter(FIRST_FRAME_BYTES, spare)
+        self._frames = PulsarFrameSplitter(FIRST_FRAME_BYTES, spare)
         self.handlers = HandlerTable(self)
         self._tasks = Tasks()  # cancelled when the connection ends
         self._leaving = Tasks()  # not cancelled: they end handlers
@@ -199,7 +199,7 @@ class PulsarConnection:
             self._memory.arrivals.discard(self)
 
     async def _handle_frames(self) -> None:
-        turns = TimeSlices(self._clock)
+        turns = EventLoopSlices(self._clock)
         for each in self._frames.complete_frames():
             if self._ended is not None:
                 raise self._ended
@@ -212,9 +212,9 @@ class PulsarConnection:
                 await self._renew(command.auth_response.response)
             else:
                 for _ in self._handle_command(command, rest) or ():
-                    if turns.is_slice_over:
+                    if turns.is_slice_used_up:
                         await turns.begin_slice()
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
 
     def _handle_command(self, command: Command, rest: memoryview) -> Iterator[None] | None:
@@ -336,13 +336,13 @@ class PulsarConnection:
         self.send(encode_frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
-            magnetar_address=me.endpoint if (me := self.broker.own_record) is not None else "",
+            magnetar_address=me.endpoint if (me := self.broker.own_broker_record) is not None else "",
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
         """Authenticates the client with its first or its renewed credentials. Raises Unauthenticated, also if the role
         changes."""
-        principal = await self._callers.admit(caller_with_credentials(self._stream.caller, method, data), PATH)
+        principal = await self._callers.admit(parse_caller_credentials(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
@@ -441,7 +441,7 @@ class PulsarConnection:
         self._end_with(error)
         self.start_request(self._stream.close())
 
-    def start_leaving(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_uncancelled_cleanup(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in a task that is not cancelled when the connection ends; `close` waits for it."""
         self._leaving.spawn(work, "pulsar-leaves")
 

@@ -76,7 +76,7 @@ class ConsumerHandler:
     def start_opening(self) -> None:
         self._opening = self._connection.start_request(self._open())
 
-    def answer_reopening(self, request_id: int) -> None:
+    def answer_repeated_open(self, request_id: int) -> None:
         if self.session is None or self._is_moving:
             why = "being opened" if self.session is None else "about to be closed: its topic moves"
             self._connection.send_error(request_id, Unavailable(f"the consumer of this id is {why}"))
@@ -268,7 +268,7 @@ class ConsumerHandler:
             if not self._is_moving:
                 self._close_at_client(error)
             self._connection.handlers.remove_consumer(self)
-            self._connection.start_leaving(self.leave())
+            self._connection.start_uncancelled_cleanup(self.leave())
 
     def _close_at_client(self, error: MagnetarError | None = None) -> None:
         urls = self._connection.find_next_urls(error) if error is not None else {}

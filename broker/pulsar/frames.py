@@ -50,7 +50,7 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 """Name of the field of a BaseCommand, by its type."""
 
 
-class SpareBuffer:
+class SharedReceiveBuffer:
     """One spare buffer that all connections share, each for a short time. So the buffer stays in the processor's cache,
     and no memory is allocated and zeroed for each read."""
 
@@ -68,7 +68,7 @@ class SpareBuffer:
             self._buffer = buffer
 
 
-class FrameCutter:
+class PulsarFrameSplitter:
     """Cuts a stream of bytes into frames, in linear time. Buffers at most one incomplete frame, whose size is checked
     as soon as its first four bytes are here.
 
@@ -78,7 +78,7 @@ class FrameCutter:
     Many small frames share a buffer of CHUNK_BYTES. A larger frame gets a buffer of its size at once if one of that
     size was complete before; else the buffer grows as bytes arrive. A buffer without a frame goes to `spare`."""
 
-    def __init__(self, bytes_max: int, spare: SpareBuffer | None = None) -> None:
+    def __init__(self, bytes_max: int, spare: SharedReceiveBuffer | None = None) -> None:
         self.bytes_max = bytes_max
         self._spare = spare
         self._buffer = _NOTHING

@@ -54,7 +54,7 @@ class HandlerTable:
         asked = command.producer
         known = self.producers.get(asked.producer_id)
         if known is not None and (not known.is_open or known.epoch >= asked.epoch):
-            known.answer_reopening(asked.request_id)
+            known.answer_repeated_open(asked.request_id)
             return
         if known is not None:
             known.on_replaced()
@@ -82,7 +82,7 @@ class HandlerTable:
         if handler is None:
             self._connection.send_success(asked.request_id)
         else:
-            self._connection.start_leaving(handler.close(asked.request_id))
+            self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
 
     def remove_producer(self, handler: ProducerHandler) -> None:
         if self.producers.get(handler.id) is handler:
@@ -93,7 +93,7 @@ class HandlerTable:
         asked = command.subscribe
         known = self.consumers.get(asked.consumer_id)
         if known is not None and not known.has_sought:
-            known.answer_reopening(asked.request_id)
+            known.answer_repeated_open(asked.request_id)
         elif known is not None or self._has_ids(asked.request_id):
             handler = self.consumers[asked.consumer_id] = ConsumerHandler(self._connection, asked, known)
             handler.start_opening()
@@ -118,7 +118,7 @@ class HandlerTable:
         if handler is None:
             self._connection.send_success(asked.request_id)
         else:
-            self._connection.start_leaving(handler.close(asked.request_id))
+            self._connection.start_uncancelled_cleanup(handler.close(asked.request_id))
 
     def _of_consumer(self, command: Command, rest: memoryview) -> None:
         asked = getattr(command, Command.Type.Name(command.type).lower())

@@ -85,7 +85,7 @@ class ProducerHandler:
     def start_opening(self) -> None:
         self._opening = self._connection.start_request(self._open())
 
-    def answer_reopening(self, request_id: int) -> None:
+    def answer_repeated_open(self, request_id: int) -> None:
         if self._session is None:
             self._connection.send_error(request_id, Unavailable("the producer of this id is being opened"))
         else:
@@ -228,7 +228,7 @@ class ProducerHandler:
         producer."""
         self._over = True
         self._connection.handlers.remove_producer(self)
-        self._connection.start_leaving(self.leave())
+        self._connection.start_uncancelled_cleanup(self.leave())
 
     async def close(self, request_id: int) -> None:
         """Handles CLOSE_PRODUCER: answers it after every publish in flight is answered."""

@@ -20,7 +20,7 @@ from ..node.topic_manager import TopicManager
 from .names import OpenProducers
 
 if TYPE_CHECKING:
-    from .frames import SpareBuffer
+    from .frames import SharedReceiveBuffer
 
 
 class PulsarProtocol:
@@ -29,7 +29,7 @@ class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = OpenProducers()
-        self._spare: SpareBuffer | None = None
+        self._spare: SharedReceiveBuffer | None = None
         self._callers: CallerAuthenticator | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
@@ -39,10 +39,10 @@ class PulsarProtocol:
             self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
         from .connection import PulsarConnection
-        from .frames import SpareBuffer
+        from .frames import SharedReceiveBuffer
 
         if self._spare is None:
-            self._spare = SpareBuffer()
+            self._spare = SharedReceiveBuffer()
         connection = PulsarConnection(self._broker, stream, self._names, self._callers, self._spare)
         try:
             await connection.serve()

@@ -24,7 +24,7 @@ from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound,
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.tasks import Tasks
 from ..cluster.policy_cache import Told, TopicList, TopicRemoved
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..session.topics import TopicQueries
 from .errors import ensure_magnetar_error
 from .frames import encode_frame
@@ -140,13 +140,13 @@ class _Watcher:
     async def _names_of(self, topics: Iterable[str]) -> set[str]:
         """Returns the full names of the topics that match; for a partitioned topic those of its partitions."""
         found, catalog = set[str](), self._connection.broker.catalog
-        turns = TimeSlices(self._connection.broker.world.clock)
+        turns = EventLoopSlices(self._connection.broker.world.clock)
         for each in topics:
             if self._matches(each):
                 topic = TopicName.parse(each)
                 count = await catalog.count_partitions(topic)
                 found.update([topic.with_partition(i).full for i in range(count)] if count else [topic.full])
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         return found
 

@@ -31,7 +31,7 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.operations import Permission
 from ...proto.states import TxnId, TxnState
-from ..common.transactions import state_of_join
+from ..common.transactions import txn_state_of_join_answer
 from ..transaction.coordinators import ASSIGN_TOPIC
 from ..transaction.intents_core import EndVerb
 from .errors import pulsar_error_number
@@ -129,7 +129,7 @@ async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
     """Begins the timeout of the transaction. Raises TransactionAborted if the transaction has ended, InvalidRequest if
     another role began it."""
     coordinator = await _here(connection, txn.coordinator)
-    state = state_of_join(await coordinator.join(txn, "", connection.caller.principal.name))
+    state = txn_state_of_join_answer(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):
         raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 

@@ -20,7 +20,7 @@ from ...proto.statistics import BookieInfo
 from ...proto.versions import PRODUCT
 from ...runtime.metrics import MetricsPage, MetricsQuery
 from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
-from ..cluster.bundles_core import bundle_name_of
+from ..cluster.bundles_core import bundle_name_of_topic
 from ..session.settings import SHOWN, changed_settings, list_settings, parse_setting_name, parse_setting_value
 from .call import BadRequest, RestRequest, make_openapi_document, register_route
 
@@ -253,7 +253,7 @@ async def lookup_topic(call: RestRequest) -> object:
 @register_route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
        answer="{serviceUrl}", is_open=True)  # fmt: skip
 async def service_url(call: RestRequest) -> object:
-    me = call.broker.own_record
+    me = call.broker.own_broker_record
     if me is None:
         raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
     return {"serviceUrl": f"magnetar{'+ssl' * me.http.startswith('https')}://{me.endpoint}"}
@@ -263,4 +263,4 @@ async def service_url(call: RestRequest) -> object:
 async def bundle_of_topic(call: RestRequest) -> object:
     await call.call_local(op.PARTITIONS, topic=call.topic.full)
     record = await call.broker.catalog.get_namespace(call.topic.namespace_name)
-    return PlainTextResponse(bundle_name_of(call.topic, record.bundles))
+    return PlainTextResponse(bundle_name_of_topic(call.topic, record.bundles))

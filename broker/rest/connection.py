@@ -31,8 +31,8 @@ from ...proto.names import parse_number
 from ...runtime.clock import Clock
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream
 from ...runtime.tasks import Tasks
-from ...runtime.tcp.share import LoopShare
-from ..common.token_bucket import TimeSlices
+from ...runtime.tcp.share import UnauthenticatedLoopShare
+from ..common.token_bucket import EventLoopSlices
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256
@@ -60,7 +60,7 @@ class HttpListener:
         self._clock = clock
         self._request_s = request_s
         self._open: set[_Connection] = set()
-        self._share = LoopShare()
+        self._share = UnauthenticatedLoopShare()
         self._config = Config(
             application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
@@ -137,7 +137,9 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class _Connection:
-    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: LoopShare) -> None:
+    def __init__(
+        self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: UnauthenticatedLoopShare
+    ) -> None:
         self._stream = stream
         self._clock = clock
         self._request_s = request_s
@@ -147,7 +149,7 @@ class _Connection:
         self._ended = asyncio.Event()  # no more requests come: a response without an end ends
         state = {"caller": stream.caller, "admitted": self._admitted, "ended": self._ended}
         self._protocol = H11Protocol(config, self._state, state)
-        self._share: LoopShare | None = share  # None: its caller is authenticated
+        self._share: UnauthenticatedLoopShare | None = share  # None: its caller is authenticated
         self._drawn = 0  # the part of the share that it has used
         self._since: float | None = clock.monotonic()  # when the incomplete request began; None: there is none
         self._lines = 0  # lines so far of the head that arrives
@@ -216,7 +218,7 @@ class _Connection:
     async def _feed(self, data: bytes) -> bool:
         """Passes data to the protocol in pieces of few lines; after each time slice other tasks of the event loop run.
         Returns False if the head of a request has too many lines."""
-        turns = TimeSlices(self._clock)
+        turns = EventLoopSlices(self._clock)
         for piece in _pieces(data):
             if self._transport.is_closing():
                 return True
@@ -230,7 +232,7 @@ class _Connection:
             self._lines = self._lines + piece.count(b"\n") if is_head else 0
             if self._lines > HEAD_LINES_MAX:
                 return False
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         return True
 

@@ -9,5 +9,5 @@ from ...runtime.metrics import MetricsPage
 Measure = Callable[[MetricsPage], Awaitable[None]]
 
 
-async def write_no_metrics(page: MetricsPage) -> None:
+async def write_empty_metrics(page: MetricsPage) -> None:
     """Writes nothing: the default function for a broker without metrics."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.network import ByteStream
 from ..node.topic_manager import TopicManager
-from .measure import Measure, write_no_metrics
+from .measure import Measure, write_empty_metrics
 
 if TYPE_CHECKING:
     from ..grpc.checked import CheckedService
@@ -35,7 +35,7 @@ class RestProtocol:
         self._connections: HttpListener | None = None
         self._loading = asyncio.Lock()
         self._shut_down = False
-        self.measure: Measure = write_no_metrics
+        self.measure: Measure = write_empty_metrics
 
     async def serve(self, stream: ByteStream) -> None:
         """Serves one connection until either side ends it. Raises ConnectionLost if it was lost."""

@@ -11,8 +11,8 @@ from ...proto.errors import InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import TopicName
 from ...proto.policies import check_properties
 from ...proto.statistics import TopicStats
-from ..cluster.bundles_core import bundle_name_of
-from ..common.token_bucket import TimeSlices
+from ..cluster.bundles_core import bundle_name_of_topic
+from ..common.token_bucket import EventLoopSlices
 from ..session import statistics
 from ..session.administration import ask_broker
 from ..topic.topic import Topic
@@ -104,14 +104,14 @@ async def _anywhere(call: RestRequest, name: TopicName) -> Found:
 async def loaded_topics(call: RestRequest) -> object:
     await call.authorize(op.LIST_BROKERS)
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
-    turns = TimeSlices(call.broker.world.clock)
+    turns = EventLoopSlices(call.broker.world.clock)
     for topic in list(call.broker.loaded.values()):
         namespace = topic.name.namespace_name
-        bundle = bundle_name_of(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
+        bundle = bundle_name_of_topic(topic.name, (await call.broker.catalog.get_cached_namespace(namespace)).bundles)
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
         of_bundle[topic.name.full] = _shown(call, (await statistics.topic_stats(topic, call.broker.endpoint), topic))
-        if turns.is_slice_over:
+        if turns.is_slice_used_up:
             await turns.begin_slice()
     return found
 

@@ -243,7 +243,7 @@ def _state_of(cursor: Cursor, position: Position, bit: int) -> str:
         return "MarkDelete"
     pending = cursor.pending
     bits, whole = (pending.bits_at(position), pending.is_pending(position)) if pending is not None else (0, False)
-    if bit >= 0 and cursor.hidden_bits(position) & ~bits & (1 << bit):
+    if bit >= 0 and cursor.acked_or_pending_bits(position) & ~bits & (1 << bit):
         return "MarkDelete"
     return "PendingAck" if whole or (bits >> bit & 1 if bit >= 0 else bits) else "NotInPendingAck"
 

@@ -27,11 +27,11 @@ from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Endpoint, World, rpc
-from ..cluster.bundles_core import bundle_name_of
-from ..cluster.ownership import cancel_drain, order_drain
-from ..common.config import FIXED, resolve_policies, to_policies
+from ..cluster.bundles_core import bundle_name_of_topic
+from ..cluster.ownership import cancel_drain, request_drain
+from ..common.config import FIXED, make_policies, resolve_policies
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
@@ -132,7 +132,7 @@ class Administration:
         found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
-        await order_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
+        await request_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
         """Ends the order to drain for a broker, which need not run. Raises NotFound if there is neither an order nor a
@@ -200,13 +200,13 @@ class Administration:
         broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
-            return to_policies(defaults) if applied else await self._broker.policies.read_set_policies(None, None)
+            return make_policies(defaults) if applied else await self._broker.policies.read_set_policies(None, None)
         place, name = await self._place(namespace, topic)
         found = await self._broker.policies.read_set_policies(place, name)
         if not applied:
             return found
         levels = (found,) if name is None else (await self._broker.policies.read_set_policies(place, None), found)
-        return to_policies(resolve_policies(defaults, *levels))
+        return make_policies(resolve_policies(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
         """Sets the policies in `given` for a namespace or a topic, and unsets those named in `removed`, which are
@@ -273,7 +273,7 @@ class Administration:
             if each <= after:
                 continue
             topic = TopicName.parse(each)
-            bundle = bundle_name_of(topic, bundles)
+            bundle = bundle_name_of_topic(topic, bundles)
             if bundle not in here:
                 here[bundle] = (await broker.find_owner(topic)).name == broker.name
             if here[bundle]:
@@ -282,11 +282,11 @@ class Administration:
 
     async def list_non_persistent(self, name: NamespaceName) -> set[str]:
         """Returns the full names of the namespace's non-persistent topics that are loaded at this broker."""
-        found, turns = set[str](), TimeSlices(self._broker.world.clock)
+        found, turns = set[str](), EventLoopSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
                 found.add(topic.name.full)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         return found
 
@@ -329,7 +329,7 @@ class Administration:
         for number, which in there.items():
             with contextlib.suppress(NotFound):
                 await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
-        while (still := await catalog.make_partitioned_check(topic, ended)) is not None:
+        while (still := await catalog.make_partition_count_check(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
                 await self._broker.grants.delete_topic(topic, still)
                 await self._broker.schemas.commit_topic_deletion(

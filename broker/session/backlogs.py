@@ -17,12 +17,12 @@ from ...proto.operations import Permission
 from ...runtime.network import CallContext
 from ..common.config import HAND_OUT_BYTES
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import LogShape
 from ..node.topic_manager import TopicManager
-from ..subscription.dead_letters import find_whole_message, move_before_message
+from ..subscription.dead_letters import find_whole_message, move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic import statistics as backlog
 from ..topic import statistics as examine
@@ -152,7 +152,7 @@ class TopicBacklogs:
                 mark, acked = await find_start_mark(log, to, inclusive=inclusive)
             else:
                 place = await log.reader.locate_time(publish_time_ms or 0)
-                mark = await move_before_message(log, log.shape.before(place.position))
+                mark = await move_mark_before_chunked_message(log, log.shape.before(place.position))
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
@@ -212,7 +212,7 @@ class TopicBacklogs:
         position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
 
-    def bytes_after(self, position: Position) -> int:
+    def estimate_bytes_after(self, position: Position) -> int:
         """Returns an estimate of the bytes that are stored after `position`."""
         shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp_mark(position))
@@ -249,7 +249,7 @@ class RangeReader:
         self._broker = broker
         self._wanted = wanted
 
-    async def read_entries(self, turns: TimeSlices) -> AsyncGenerator[StoredEntry, None]:
+    async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
         """Yields the entries of the range. Raises, perhaps after some entries, Unauthorized, TopicNotFound, NotOwner,
         InvalidRequest, Unavailable or DataLost."""
         wanted = self._wanted
@@ -278,7 +278,7 @@ class RangeReader:
                 left -= entry.size
                 self.next_index = entry.index + 1
                 position = log.shape.after(entry.position)
-                if turns.is_slice_over:
+                if turns.is_slice_used_up:
                     await turns.begin_slice()
             position = log.shape.next_existing(position)
         if left > 0:

@@ -43,7 +43,7 @@ from ...runtime.network import CallContext
 from ...runtime.tasks import run_or_undo, run_then
 from ..cluster.schema_registry import SchemaRules
 from ..common.refusals import SubscribeRefusal, differs_from_incarnation
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import transaction_role
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
@@ -52,7 +52,7 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
-from ..subscription.dead_letters import move_before_message
+from ..subscription.dead_letters import move_mark_before_chunked_message
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .backlogs import find_last_message, find_start_mark, start_mark_of
@@ -172,7 +172,7 @@ class ConsumerSession:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.set_isolation(options.isolation)
-        topic.choose_log(subscription, compacted=options.read_compacted)
+        topic.choose_log_of_subscription(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
@@ -192,7 +192,7 @@ class ConsumerSession:
         if position in member.unshown:
             return member.unshown[position].size
         held = member.outstanding.get(position, 0)
-        return cursor.batch_size_of(position, 0) or held + cursor.hidden_bits(position).bit_count()
+        return cursor.batch_size_of(position, 0) or held + cursor.acked_or_pending_bits(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
@@ -262,7 +262,7 @@ class ConsumerSession:
         NotAllowed if several consumers may share the subscription; TransactionConflict if a part of it is pending in a
         transaction. Then nothing is acknowledged."""
         self.subscription.check_cumulative(self._consumer, acked)
-        for mark in self.subscription.acks.marks_up_to(self._consumer.member, acked.position):
+        for mark in self.subscription.acks.cumulative_ack_steps(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
         self.subscription.ack_cumulative(self._consumer, acked)
@@ -300,15 +300,15 @@ class ConsumerSession:
         All or none: raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error
         of `Coordinators.join`, before any is pending. After another error or a cancellation the outcome is unknown: the
         caller must repeat the request, in the same transaction."""
-        subscription, turns, wanted, last = self.subscription, TimeSlices(self._clock), TxnAcks(), None
+        subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_transactional()
         if cumulative:
             *others, last = entries
             if others or sets:
                 raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
         else:
-            for _ in subscription.acks.gather_acks(entries, sets, wanted):
-                if turns.is_slice_over:
+            for _ in subscription.acks.collect_requested_acks(entries, sets, wanted):
+                if turns.is_slice_used_up:
                     await turns.begin_slice()
         transactions = self.topic.transactions
         if not transactions.joins.join_nowait(txn, transaction_role(self._consumer.principal)):
@@ -334,7 +334,7 @@ class ConsumerSession:
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
-            for _ in subscription.acks.gather_acks(entries, sets, wanted):
+            for _ in subscription.acks.collect_requested_acks(entries, sets, wanted):
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
@@ -376,7 +376,7 @@ class ConsumerSession:
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
-            mark = await move_before_message(log, log.shape.before(place.position))
+            mark = await move_mark_before_chunked_message(log, log.shape.before(place.position))
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
@@ -408,7 +408,7 @@ class ConsumerSession:
         the topic over."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
-        self.topic.check_end_reached()
+        self.topic.check_may_answer_end_of_topic()
         return LastMessage(position, batch_index, index, mark, self.topic.name.partition)
 
     # ------------------------------------------------------------------ ending
@@ -424,7 +424,7 @@ class ConsumerSession:
         Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
-        await self.topic.registry.end_transient(self.subscription)
+        await self.topic.registry.end_nondurable_subscription(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
@@ -456,7 +456,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
             options.subscription, mark, properties, compacted=compacted, by_consumer=True
         )
     shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
-    if shared and (found := topic.registry.find_transient(options.subscription)) is not None:
+    if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
@@ -466,12 +466,15 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         mark, acked, done = await find_last_message(log)
     else:
         mark, acked = await find_start_mark(log, start, options.start_inclusive)
-    if shared and (found := topic.registry.find_transient(options.subscription)) is not None:  # made meanwhile
+    # made meanwhile
+    if shared and (found := topic.registry.find_nondurable_subscription(options.subscription)) is not None:
         return found
-    subscription = topic.registry.make_transient(options.subscription, mark, compacted=compacted, tracks=shared)
+    subscription = topic.registry.make_nondurable_subscription(
+        options.subscription, mark, compacted=compacted, tracks=shared
+    )
     if acked:
         subscription.cursor.ack_first_messages(shape.after(mark), acked)
     for position in done:
         subscription.cursor.ack(position)
-    topic.registry.register_transient(subscription)
+    topic.registry.register_nondurable_subscription(subscription)
     return subscription

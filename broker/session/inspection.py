@@ -30,7 +30,7 @@ from ...metadata.records import (
     UnderReplicatedRecord,
     decode_any,
 )
-from ...metadata.store import MetadataStore, find_readable
+from ...metadata.store import MetadataStore, get_readable_record
 from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ...proto.names import Position
 from ...proto.states import LedgerState
@@ -44,7 +44,7 @@ from ...proto.statistics import (
     SecurityDescription,
 )
 from ...runtime.access import Principal
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..log.log import ReadableLog
 from ..node.topic_manager import TopicManager
 from ..subscription.subscription import Subscription
@@ -112,11 +112,11 @@ async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, li
 
     async def describe(each: TopicLedger) -> LedgerCopies:
         id_ = each.ledger_id
-        found = await find_readable(metadata, paths.ledger(id_), LedgerRecord)
-        mark = await find_readable(metadata, paths.under_replicated(id_), UnderReplicatedRecord)
+        found = await get_readable_record(metadata, paths.ledger(id_), LedgerRecord)
+        mark = await get_readable_record(metadata, paths.under_replicated(id_), UnderReplicatedRecord)
         missing = dict(mark[0].bookies) if mark is not None else {}
         for bookie in await metadata.children(paths.damaged_copies(id_)):
-            if await find_readable(metadata, paths.damaged_copies_of_bookie(id_, bookie), DamagedEntriesRecord):
+            if await get_readable_record(metadata, paths.damaged_copies_of_bookie(id_, bookie), DamagedEntriesRecord):
                 missing[bookie] = DAMAGED
         return _copies(topic, each, found[0] if found is not None else None, missing)
 
@@ -172,7 +172,7 @@ def _blanked(value: object) -> object:
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
     """Returns the answer of the first of these bookies that answers an admin request (bookie/admin.py), as this broker;
     the caller's rights must be checked before. Raises Unavailable if none does."""
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
         answer = await bookies.ask(name, encode_admin(), (request,), timeout_s=BOOKIE_S)
@@ -186,12 +186,12 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
 # --------------------------------------------------------------------------------------------------- security
 async def describe_security(broker: TopicManager) -> SecurityDescription:
     """Returns who is connected to the loaded topics of the broker, and whom it denied something; ROLES_MAX each."""
-    turns, producers, consumers = TimeSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
+    turns, producers, consumers = EventLoopSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
     for topic in [*broker.loaded.values()]:
         producers.update(each.principal for each in topic.producers)
         for subscription in topic.subscriptions.values():
             consumers.update(each.principal for each in subscription.consumers.values())
-        if turns.is_slice_over:
+        if turns.is_slice_used_up:
             await turns.begin_slice()
     refused = Counter(broker.access.audit.refusals).most_common(ROLES_MAX)
     roles = [

@@ -42,7 +42,7 @@ from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
 from ..topic.producer import Producer, PublishOutcomes
 from ..topic.topic import Topic
-from ..topic.transactions import AwaitedEvent
+from ..topic.transactions import EventBeforePublish
 
 METADATA_BYTES = (10 << 10) - 512
 """Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
@@ -159,7 +159,7 @@ class ProducerSession:
         self._opened = True
         if self.topic.gate.must_wait:
             self._owed = self._grant
-            self.topic.gate.call_when_open(self._step)
+            self.topic.gate.queue_until_gate_opens(self._step)
         else:
             self._freed = self._grant
 
@@ -213,7 +213,7 @@ class ProducerSession:
                 self._waiting = deque()
             self._waiting.append(bytes(entry))
             if not self._awaiting:
-                topic.gate.call_when_open(self._step)
+                topic.gate.queue_until_gate_opens(self._step)
         else:
             self._publish(entry)
 
@@ -227,15 +227,15 @@ class ProducerSession:
         )
         before = topic.log.next_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
-        if counts and not isinstance(published, AwaitedEvent):
+        if counts and not isinstance(published, EventBeforePublish):
             topic.gate.count_published(topic.log.next_index - before, len(entry))
         if published is not True:
             self._not_published(entry, published)
 
-    def _not_published(self, entry: Buffer, published: bool | AwaitedEvent) -> None:
+    def _not_published(self, entry: Buffer, published: bool | EventBeforePublish) -> None:
         """Queues the entry as the first waiting one if it must wait for a transaction; else it was answered already,
         and its credit is given back."""
-        if isinstance(published, AwaitedEvent):
+        if isinstance(published, EventBeforePublish):
             self._awaiting = True
             if self._waiting is None:
                 self._waiting = deque()
@@ -253,7 +253,7 @@ class ProducerSession:
             self.producer.refuse(entry, error)
             self.on_bytes_freed(len(entry))
         if self._waiting:
-            self.topic.gate.call_when_open(self._step)
+            self.topic.gate.queue_until_gate_opens(self._step)
         else:
             self._grant_owed()
 
@@ -271,7 +271,7 @@ class ProducerSession:
     def _grant_owed(self) -> None:
         if self._owed and self.producer.close_error is None:
             if self.topic.gate.must_wait:
-                self.topic.gate.call_when_open(self._step)
+                self.topic.gate.queue_until_gate_opens(self._step)
                 return
             owed, self._owed = self._owed, 0
             self._freed += owed

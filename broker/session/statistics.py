@@ -48,7 +48,7 @@ async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: 
             [await subscription_stats(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
         ),
         dropped=topic.dropped_messages, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
-        expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled_count,
+        expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.rate_limited_count,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
         published_ms=topic.log.last_published_ms, unsubscribed=topic.unsubscribed_retention().describe(),
         transactions=_transactions(topic),

@@ -41,8 +41,8 @@ from ...proto.versions import PRODUCT
 from ...runtime.descriptors import PROCESS
 from ...runtime.health import HEARTBEAT
 from ..cluster.members import ClusterMembers
-from ..common.token_bucket import TimeSlices
-from ..node.survey import STRIDE, Sums, TopicFacts, inspect_topic
+from ..common.token_bucket import EventLoopSlices
+from ..node.survey import STRIDE, SurveyedTopic, TopicTotals, inspect_topic
 from ..node.topic_manager import TopicManager
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
@@ -129,7 +129,7 @@ class Summaries:
         self, query: PageQuery, key: Callable[[TopicRow], tuple[float, str]], after: tuple[float, str] | None
     ) -> TopicPage:
         """Returns the page of this broker's topics."""
-        broker, turns = self._broker, TimeSlices(self._broker.world.clock)
+        broker, turns = self._broker, EventLoopSlices(self._broker.world.clock)
         await broker.survey.take()  # the rates are those of a walk
         fitting = [
             topic for name, topic in broker.loaded.items() if name.startswith(query.prefix) and query.contains in name
@@ -145,7 +145,7 @@ class Summaries:
                 row = _row(inspect_topic(each), broker.endpoint)
                 if after is None or key(row) > after:
                     found.append(row)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
         rows = nsmallest(query.limit, found, key=key)
         return TopicPage(tuple(rows), _next(query, rows) if len(found) > len(rows) else "", len(fitting), ())
@@ -177,7 +177,7 @@ def describe_bookie(record: BookieRecord) -> BookieInfo:
     )
 
 
-def _row(facts: TopicFacts, owner: str) -> TopicRow:
+def _row(facts: SurveyedTopic, owner: str) -> TopicRow:
     topic, rates = facts.topic, facts.rates
     subscriptions = topic.subscriptions.values()
     return TopicRow(
@@ -187,7 +187,7 @@ def _row(facts: TopicFacts, owner: str) -> TopicRow:
     )  # fmt: skip
 
 
-def _sums(name: str, found: Sums) -> NamespaceSums:
+def _sums(name: str, found: TopicTotals) -> NamespaceSums:
     return NamespaceSums(
         name, found.topics, found.subscriptions, found.producers, found.consumers, found.rate_in, found.rate_out,
         found.throughput_in, found.throughput_out, found.storage_bytes, found.backlog,
@@ -267,7 +267,7 @@ def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> Why
     stuck = backlog > 0 and blocked not in (Blocked.NO, Blocked.CAUGHT_UP)
     if stuck:
         sentences += [f"{str(blocked).capitalize()}.", ENDS.get(blocked, "")]
-        oldest = topic.maintenance.known_oldest_ms(subscription) if subscription.is_durable else 0
+        oldest = topic.maintenance.oldest_arrival_ms_in_memory(subscription) if subscription.is_durable else 0
         since = f", the oldest for {_span((now_ms - oldest) / 1000)}" if oldest else ""
         sentences.append(f"{_count(backlog, 'message')} wait{'' if backlog > 1 else 's'}{since}.")
     holders = sorted(subscription.consumers.values(), key=lambda each: -each.member.unacked)[:3]

@@ -24,7 +24,7 @@ from ..access.authorizer import may_call_everything
 from ..cluster.policy_cache import Told, TopicAdded, TopicList, TopicRemoved
 from ..cluster.schema_registry import SchemaRules
 from ..common.refusals import check_incarnation
-from ..common.token_bucket import TimeSlices
+from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 
@@ -114,12 +114,12 @@ class TopicQueries:
         if subscription:
             check_subscription_name(subscription)
             index = await reader.index_after((await topic.registry.subscribe(subscription, shape.start)).cursor.mark)
-        by_time, turns = list[int](), TimeSlices(self._broker.world.clock)
+        by_time, turns = list[int](), EventLoopSlices(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
-            if turns.is_slice_over:
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
-        topic.check_end_reached()
+        topic.check_may_answer_end_of_topic()
         aborted = shape.aborted_messages(*aborted_in)
         made_ms = topic.incarnation
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)

@@ -31,14 +31,14 @@ from .core import pending_acks
 from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, PartialBatch, TxnAcks
 from .core.dispatch import Dispatcher
-from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, SettledAcks
+from .core.pending_acks import ENTRIES_MAX, AckConflict, AckRefused, SettledAcks
 from .core.policy import NONE_UNSHOWN, Member
 
 MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
 
 
-class Acks:
+class SubscriptionAcks:
     """Applies acknowledgements to the cursor and to the dispatcher. `member`: the consumer that sent the
     acknowledgement; None: the broker itself."""
 
@@ -78,7 +78,7 @@ class Acks:
     def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         cursor = self._cursor
         before = cursor.acked_count(position)
-        if cursor.ack_bits(position, bits, self._size(member, position)) or cursor.is_done(position):
+        if cursor.ack_messages_of_batch(position, bits, self._size(member, position)) or cursor.is_done(position):
             self._dispatcher.on_acked(member, position)
         elif member is not None:
             self._dispatcher.on_messages_acked(member, position, cursor.acked_count(position) - before)
@@ -101,7 +101,7 @@ class Acks:
         if not size:
             return 0
         everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
-        left = everything & ~(cursor.hidden_bits(position) | unshown)
+        left = everything & ~(cursor.acked_or_pending_bits(position) | unshown)
         if held and held == left.bit_count():
             return left  # the rest of them was acknowledged by this consumer, or was not shown to it
         return everything & ~unshown if unshown else 0
@@ -115,7 +115,7 @@ class Acks:
         return pending.is_pending(position) or bool(of_batch & bits if bits else of_batch)
 
     def _refuse(self, position: Position) -> None:
-        raise AckRefusal.PENDING.error(f"entry {position} {Conflict.PENDING.value}", position=position)
+        raise AckRefusal.PENDING.error(f"entry {position} {AckConflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger. `entries` is a serialized roaring bitmap of entry ids. Raises
@@ -158,7 +158,7 @@ class Acks:
         pending = self._cursor.pending
         if pending is None:
             return None
-        held = wanted - pending.exclude_pending(ledger_id, wanted)
+        held = wanted - pending.without_pending_entries(ledger_id, wanted)
         found = (Position(ledger_id, each) for each in held)
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
@@ -184,7 +184,7 @@ class Acks:
         if pending is None:
             return
         covered = (1 << bits.bit_length()) - 1
-        if pending.has_any_until(self._shape.before(position)) or self._is_pending(position, covered):
+        if pending.has_pending_up_to(self._shape.before(position)) or self._is_pending(position, covered):
             self._refuse(position)
 
     def skip_to(self, mark: Position) -> None:
@@ -193,7 +193,7 @@ class Acks:
         cursor.ack_cumulative(mark)
         self._dispatcher.on_mark_acked(max(mark, cursor.mark))
         if cursor.mark < mark:
-            self._dispatcher.add_released(cursor.deliverable_up_to(mark))  # batches of unknown size
+            self._dispatcher.add_entries_released(cursor.deliverable_up_to(mark))  # batches of unknown size
 
     def ack_first_messages(self, position: Position, messages: int) -> None:
         """Acknowledges the first `messages` messages of the entry, except those that are pending."""
@@ -222,7 +222,7 @@ class Acks:
             while some := list(islice(every, MARK_ENTRIES)):
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
-    def marks_up_to(self, member: Member, mark: Position) -> Iterator[Position]:
+    def cumulative_ack_steps(self, member: Member, mark: Position) -> Iterator[Position]:
         """Yields marks before `mark`, one for each MARK_ENTRIES entries that the consumer holds, so that a large
         cumulative acknowledgement can be applied in steps. Yields none where the entries are not in log order."""
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
@@ -286,14 +286,16 @@ STEP_ENTRIES = 100
 """Entries that are gathered in one step: some tenths of a millisecond."""
 
 
-class TransactionalAcks(Acks):
+class TransactionalAcks(SubscriptionAcks):
     """Applies acknowledgements, also those in transactions, to one subscription. The rules are at the head of the
     module."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------------ gathering
-    def gather_acks(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
+    def collect_requested_acks(
+        self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks
+    ) -> Iterator[None]:
         """Adds the acknowledgements of a request to `wanted`, in steps, and changes nothing else. Raises InvalidRequest
         if one of them is after the last entry or does not parse; TransactionConflict if its entry was trimmed."""
         entries = iter(entries)
@@ -314,7 +316,7 @@ class TransactionalAcks(Acks):
         """Raises TransactionConflict if the entry was trimmed, and so is acknowledged; InvalidRequest if it is after
         the last entry."""
         if not self._exists(position):
-            raise _conflict(Clash(Conflict.ACKNOWLEDGED, position))
+            raise _conflict(AckRefused(AckConflict.ACKNOWLEDGED, position))
 
     # ------------------------------------------------------------------ pending
     def add_pending(
@@ -334,7 +336,7 @@ class TransactionalAcks(Acks):
             named = cumulative.position
             self._add_cumulative(member, cumulative, asked)
         new = pending_acks.judge(cursor, txn, asked, named)
-        if isinstance(new, Clash):
+        if isinstance(new, AckRefused):
             raise _conflict(new)
         if not new:
             return False
@@ -362,7 +364,7 @@ class TransactionalAcks(Acks):
         or pending, or did not reach this consumer. `rest`: to acknowledge a whole entry means those of its messages
         that are left; else it means all of them, and is refused if one of them is acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
-        touched = dict.fromkeys(pending_acks.find_partial(cursor, exact.entries))
+        touched = dict.fromkeys(pending_acks.find_partly_acked_batches(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.has_entry(each))
         for position in touched:
             bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1
@@ -379,7 +381,7 @@ class TransactionalAcks(Acks):
         size = self._size(member, position)
         everything = (1 << size) - 1
         bits = bits & everything if size else bits
-        if bits == everything and size and not self._cursor.hidden_bits(position):
+        if bits == everything and size and not self._cursor.acked_or_pending_bits(position):
             exact.add(position)
         elif bits:
             exact.parts[position] = PartialBatch(bits, size)
@@ -410,5 +412,5 @@ class TransactionalAcks(Acks):
         return settled
 
 
-def _conflict(clash: Clash) -> MagnetarError:
+def _conflict(clash: AckRefused) -> MagnetarError:
     return AckRefusal.CONFLICT.error(f"entry {clash.position} {clash.why.value}", position=clash.position)

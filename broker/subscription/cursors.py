@@ -33,7 +33,7 @@ from ...ledger import LedgerClient, LedgerReader
 from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
-from ...metadata.store import Delete, MetadataStore, NodeUpdate, Versioned, update_nodes
+from ...metadata.store import Delete, MetadataStore, NodeUpdate, VersionedValue, update_nodes
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.network import World
@@ -77,7 +77,7 @@ def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[Nod
     return changes
 
 
-def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
+def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None:
     try:
         record = None if node is None else decode(node.value, CursorRecord, path)
     except DamagedRecord:  # `open` raises for it
@@ -165,7 +165,7 @@ class DurableCursor:
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
         )  # fmt: skip
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             if node is not None and self._decoded(node.value).claim != self._claim:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record, self._path)
@@ -264,7 +264,7 @@ class DurableCursor:
 
         attempts = itertools.count()
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             first = next(attempts) == 0
             if node is None:
                 raise SubscriptionNotFound(f"subscription {self.subscription!r} of {self.topic} does not exist")
@@ -323,7 +323,7 @@ class DurableCursor:
         """Calls `tell` with None when everything that was acknowledged before the call is durable, or with the error.
         As `durable_future`, but very many futures would cost more than the write. `tell` may be called at once, and
         must not raise."""
-        if not self.cursor.is_dirty:
+        if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
             tell(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
@@ -337,7 +337,7 @@ class DurableCursor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is None and not self._closed and self.cursor.is_dirty:
+        if self._writing is None and not self._closed and self.cursor.has_unstored_changes:
             if self._tasks is None:
                 self._tasks = Tasks()
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
@@ -363,7 +363,7 @@ class DurableCursor:
             self._on_fenced(fault)
         finally:
             self._writing = None
-        if self.cursor.is_dirty:
+        if self.cursor.has_unstored_changes:
             self.schedule_write()
 
     async def _write_until_stored(self) -> None:
@@ -438,10 +438,10 @@ class DurableCursor:
         """Stores what is not durable yet, and closes the ledger, so that the next owner need not recover it.
 
         What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again."""
-        if not self._closed and (self.cursor.is_dirty or self._ledger.is_writable):
+        if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
-                    if not await self._put_snapshot() and self.cursor.is_dirty:
+                    if not await self._put_snapshot() and self.cursor.has_unstored_changes:
                         await self.durable_future()
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)

@@ -159,7 +159,7 @@ async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Positi
     return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
-async def move_before_message(log: ReadableLog, mark: Position) -> Position:
+async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
     """Returns `mark`, moved back to before the first message that has chunks on both sides of it: a consumer that seeks
     into a message gets all of it."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
@@ -290,10 +290,10 @@ class DeadLetters:
     def is_active(self) -> bool:
         """Returns True if an entry that is given back may get a back-off or become a dead letter. If False, the caller
         only counts its redelivery."""
-        return self._dispatcher.ordered or self.must_count_lost
+        return self._dispatcher.ordered or self.must_count_lost_connection
 
     @property
-    def must_count_lost(self) -> bool:
+    def must_count_lost_connection(self) -> bool:
         """Returns True if a lost connection counts as a redelivery of each entry that its consumer held."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
@@ -340,7 +340,7 @@ class DeadLetters:
         """Makes the entries deliverable whose back-off is over."""
         due = self.held.take_due(self._clock.wall_ms())
         if due:
-            self._dispatcher.add_released(due)
+            self._dispatcher.add_entries_released(due)
             self._wake()
         self._arm()
 
@@ -377,7 +377,7 @@ class DeadLetters:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
         if position in self.held:
             self.held.drop(position)
-            self._dispatcher.add_released([position])
+            self._dispatcher.add_entries_released([position])
             self._wake()
 
     async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
@@ -398,7 +398,7 @@ class DeadLetters:
     async def _move_entry(self, entry: StoredEntry, policy: DeadLetterPolicy, times: int) -> None:
         position = entry.position
         source = LetterOrigin(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
-        done = frozenset(bit_indexes(self._cursor.hidden_bits(position)))
+        done = frozenset(bit_indexes(self._cursor.acked_or_pending_bits(position)))
         letters = await run_off_loop(
             entry.frames[-1], self._log.world, dead_letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
@@ -432,9 +432,9 @@ class DeadLetters:
         if position not in self.held:
             return
         first = next(index for index in range(messages) if index not in done)
-        self._cursor.ack_bits(position, 1 << first, messages)
+        self._cursor.ack_messages_of_batch(position, 1 << first, messages)
         self.held.drop(position)
-        self._dispatcher.add_released([position])
+        self._dispatcher.add_entries_released([position])
         await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
@@ -458,7 +458,7 @@ class DeadLetters:
         """Acknowledges the remaining messages of a batch, except those that are pending in a transaction. Returns True
         if anything changed."""
         version = self._cursor.version
-        self._cursor.ack_bits(position, (1 << messages) - 1, messages)
+        self._cursor.ack_messages_of_batch(position, (1 << messages) - 1, messages)
         return self._cursor.version != version
 
     def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:

@@ -44,7 +44,7 @@ from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
 from . import delays_format as stored
-from .core.delay_buckets import BucketDraft, DelaySegment, LoadSegments
+from .core.delay_buckets import DelaySegment, ReadDelaySegments, UnstoredDelayBucket
 from .core.delays import DelayIndex
 from .core.dispatch import ALL_TIME, Dispatcher
 from .cursors import DurableCursor
@@ -148,7 +148,7 @@ class DelayedDelivery:
         yet."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
-            if self.core.must_seal:
+            if self.core.must_make_bucket:
                 self._seal()
 
     def release_due(self, dispatcher: Dispatcher) -> int:
@@ -169,12 +169,12 @@ class DelayedDelivery:
             room = WAITING_MAX - dispatcher.policy.unread_entries
             due = core.take_due(now_ms, room) if room > 0 else []
             if due:
-                dispatcher.add_due(due)
+                dispatcher.add_entries_due(due)
             if due or room <= 0:
                 self._looked_ms = now_ms
-            for load in core.take_loads(now_ms):
+            for load in core.take_segment_reads(now_ms):
                 self._spawn(self._load(load))
-        if core.must_seal:
+        if core.must_make_bucket:
             self._seal()
         self._drop(core.take_drained())
 
@@ -221,7 +221,7 @@ class DelayedDelivery:
             if draft is not None:
                 self._sealing = self._spawn(self._store(draft))
 
-    async def _store(self, draft: BucketDraft) -> None:
+    async def _store(self, draft: UnstoredDelayBucket) -> None:
         """Stores the draft in the order of `SEAL`, with retries until it is done."""
         try:
             ledger_id = await self._try(
@@ -237,7 +237,7 @@ class DelayedDelivery:
                 if getattr(error, "unwritten", True):
                     await self._bucket_ledgers.delete(ledger_id)
                 raise
-            self.core.on_sealed(ledger_id)
+            self.core.on_bucket_stored(ledger_id)
         finally:
             self._sealing = None
         self._wake()
@@ -313,7 +313,7 @@ class DelayedDelivery:
             raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader
 
-    async def _load(self, load: LoadSegments) -> None:
+    async def _load(self, load: ReadDelaySegments) -> None:
         try:
             body = await self._patiently(lambda: self._segments(load))
         except (MagnetarError, stored.DamagedBucket) as error:
@@ -323,7 +323,7 @@ class DelayedDelivery:
             self.core.add_loaded(load, body)
         self._wake()
 
-    async def _segments(self, load: LoadSegments) -> bytes:
+    async def _segments(self, load: ReadDelaySegments) -> bytes:
         reader, bodies = await self._reader(load.ledger_id), list[bytes]()
         while len(bodies) <= load.last - load.first:
             for entry in await reader.read(load.first + len(bodies), load.last):

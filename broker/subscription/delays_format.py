@@ -28,7 +28,7 @@ import struct
 
 from ...proto.checksum import crc32c
 from ...proto.versions import DELAYS, check_format
-from .core.delay_buckets import KEY_BYTES, SEGMENT_ENTRIES, BucketDraft, DelaySegment, decode_places
+from .core.delay_buckets import KEY_BYTES, SEGMENT_ENTRIES, DelaySegment, UnstoredDelayBucket, decode_entries_by_ledger
 
 MAGIC = b"MD"
 SEGMENT, DIRECTORY = 1, 2
@@ -43,7 +43,7 @@ class DamagedBucket(ValueError):
     """Raised if bytes are not an entry of a bucket."""
 
 
-def encode_bucket(draft: BucketDraft) -> list[bytes]:
+def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
     """Returns the entries of the bucket's ledger, in order."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
@@ -78,7 +78,7 @@ def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
         segment = DelaySegment(first_ms, last_ms, keys, body[offset : offset + size])
         offset += size
         try:
-            places = sum(len(entries) for _, entries in decode_places(segment.places))
+            places = sum(len(entries) for _, entries in decode_entries_by_ledger(segment.places))
         except (ValueError, MemoryError, IndexError) as error:
             raise DamagedBucket(f"places do not parse: {error}") from error
         if places != keys or offset > len(body) or first_ms > last_ms:

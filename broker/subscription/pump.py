@@ -3,7 +3,7 @@
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
 acknowledgements. Nothing here is per message. In each turn the entries that consumers give back are handled first
-(`ReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_events`).
+(`RedeliveryReturnQueue`); then consumers are notified of what the policy reports (`Policy.take_events`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
 
@@ -26,7 +26,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
-from ..common.token_bucket import SLICE_S, RateLimit, TimeSlices, count_allowed, longest_delay_s
+from ..common.token_bucket import SLICE_S, EventLoopSlices, RateLimit, count_allowed, delay_of_all_rates_s
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.reader import ReadMemory
@@ -105,7 +105,7 @@ class _Freed(msgspec.Struct):
     positions: Iterator[Position]
 
 
-class ReturnQueue:
+class RedeliveryReturnQueue:
     """The entries that are being given back to one subscription. `counting` returns the object that counts
     redeliveries, if a policy of the broker does; else None, and the cursor counts them."""
 
@@ -126,17 +126,17 @@ class ReturnQueue:
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
-        self.return_some()
+        self.return_next_entries()
 
-    def add_freed(self, positions: Iterator[Position]) -> None:
+    def add_entries_of_aborted_acks(self, positions: Iterator[Position]) -> None:
         """Queues entries whose acknowledging transaction was aborted. They must be neither outstanding nor pending any
         more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
-        self.return_some()
+        self.return_next_entries()
 
-    def add_partly_freed(self, batches: Iterable[Position]) -> None:
+    def add_batches_of_aborted_acks(self, batches: Iterable[Position]) -> None:
         """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as
         redelivered, also where a consumer holds the other messages."""
         for position in batches:
@@ -155,10 +155,10 @@ class ReturnQueue:
         else:
             for position in free:
                 cursor.count_redelivery(position)
-        self._dispatcher.add_freed(free)
+        self._dispatcher.add_entries_of_aborted_acks(free)
         return len(some) < RETURN_ENTRIES
 
-    def return_some(self) -> bool:
+    def return_next_entries(self) -> bool:
         """Gives back the next RETURN_ENTRIES queued entries. Returns True if the queue is empty then."""
         while self.waiting:
             first = self.waiting[0]
@@ -185,16 +185,16 @@ class ReturnQueue:
         self.waiting = None
         return True
 
-    def return_all(self) -> None:
+    def return_all_entries(self) -> None:
         """Gives back all queued entries, at once."""
-        while not self.return_some():
+        while not self.return_next_entries():
             pass
 
     async def finish(self) -> None:
         """Gives back all queued entries, in slices between which other tasks run."""
-        turns = TimeSlices(self._clock)
-        while not self.return_some():
-            if turns.is_slice_over:
+        turns = EventLoopSlices(self._clock)
+        while not self.return_next_entries():
+            if turns.is_slice_used_up:
                 await turns.begin_slice()
 
     def clear(self) -> None:
@@ -219,7 +219,7 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class Pump:
+class DeliveryPump:
     """Delivers the entries of one subscription. Its state: what is read ahead, what is being given back, and why it
     waits."""
 
@@ -245,7 +245,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._memory = memory or ReadMemory(config.read_memory_bytes)
         self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
-        self._returned: ReturnQueue | None = None
+        self._returned: RedeliveryReturnQueue | None = None
         self._started: Tasks | None = None
         self._due = False
         self._closed = False
@@ -260,15 +260,15 @@ class Pump:
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
-                self.hand_out, self._tasks, self._memory, self._subscription.disconnect_all,
+                self.deliver_available_entries, self._tasks, self._memory, self._subscription.disconnect_all,
                 self._subscription.skip_entries,
             )  # fmt: skip
         return self._buffer
 
     @property
-    def return_queue(self) -> ReturnQueue:
+    def return_queue(self) -> RedeliveryReturnQueue:
         if self._returned is None:
-            self._returned = ReturnQueue(self._dispatcher, self._counting, self._clock)
+            self._returned = RedeliveryReturnQueue(self._dispatcher, self._counting, self._clock)
         return self._returned
 
     @property
@@ -287,12 +287,13 @@ class Pump:
         return letters if letters is not None and letters.is_active else None
 
     def wake(self) -> None:
-        """Schedules one run of `hand_out` for the next turn of the event loop, however often it is called."""
+        """Schedules one run of `deliver_available_entries` for the next turn of the event loop, however often it is
+        called."""
         if not self._due and not self._closed:
             self._due = True
-            self._loop.call_soon(self.hand_out)
+            self._loop.call_soon(self.deliver_available_entries)
 
-    def hand_out(self) -> None:
+    def deliver_available_entries(self) -> None:
         """Delivers entries now, until no consumer may get the next one."""
         self._due = False
         if self._closed:
@@ -307,7 +308,7 @@ class Pump:
     def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
         returns, policy = self._returned, self._dispatcher.policy
-        while (returns is not None and returns.waiting and not returns.return_some()) or not policy.rebalance(
+        while (returns is not None and returns.waiting and not returns.return_next_entries()) or not policy.rebalance(
             SLOTS_AT_ONCE
         ):
             if self._clock.monotonic() > end:
@@ -341,7 +342,7 @@ class Pump:
                     self._notify_end()
                 return
             self.blocked = None
-            entries = self._at_hand.next_entries(want, end)
+            entries = self._at_hand.get_wanted_entries(want, end)
             if not entries:
                 return
             entries = entries[: count_allowed(rates, entries, now)] if rates else entries
@@ -352,7 +353,7 @@ class Pump:
                     rate.spend(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self._dispatcher.parked:
-                self._at_hand.park_entries(
+                self._at_hand.add_waiting_entries(
                     [entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)]
                 )
             handed_out += len(entries)
@@ -374,7 +375,7 @@ class Pump:
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
-            self._buffer.drop_delivered(deliveries)
+            self._buffer.discard_delivered_entries(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
         """Discards those of the entries that are malformed (`is_malformed`)."""
@@ -389,7 +390,7 @@ class Pump:
                 _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
                 self._subscription.skip_entries([position])
 
-    def delay_entry(self, position: Position, at_ms: int) -> None:
+    def hold_entry_until(self, position: Position, at_ms: int) -> None:
         """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
@@ -409,7 +410,7 @@ class Pump:
     def _throttled(self, rates: Sequence[RateLimit], now: float) -> bool:
         """Returns True if a dispatch rate is exceeded. Then nothing is read or delivered, and a timer resumes the pump
         as soon as the rate permits."""
-        seconds = longest_delay_s(rates, now)
+        seconds = delay_of_all_rates_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
             self._wake_later(seconds, now)

@@ -1,8 +1,8 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
 
-    entries = buffer.next_entries(want, end)  # the first of what the dispatcher wants; none: they are read first
-    buffer.park_entries(entries)              # they wait for their keys' consumers, until they are delivered
-    buffer.drop_delivered(deliveries)         # they were delivered
+    entries = buffer.get_wanted_entries(want, end)  # the first of what the dispatcher wants; none: they are read first
+    buffer.add_waiting_entries(entries)              # they wait for their keys' consumers, until they are delivered
+    buffer.discard_delivered_entries(deliveries)         # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
 this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of
@@ -39,7 +39,7 @@ from ..common.config import HAND_OUT_BYTES, BrokerConfig
 from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.log_shape_core import data_lost_error
+from ..log.log_shape_core import make_data_lost_error
 from ..log.reader import ReadMemory
 from ..log.unfolding import compute_slots
 from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
@@ -65,7 +65,7 @@ _NONE: deque[StoredEntry] = deque()
 
 class ReadAheadBuffer:
     """The entries of a subscription in memory. `wake` schedules the subscription's pump in the next turn of the loop,
-    `hand_out` runs it at once."""
+    `deliver_available_entries` runs it at once."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -75,7 +75,7 @@ class ReadAheadBuffer:
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], hand_out: Callable[[], None], tasks: Tasks, memory: ReadMemory,
+        wake: Callable[[], None], deliver_available_entries: Callable[[], None], tasks: Tasks, memory: ReadMemory,
         lost: Callable[[MagnetarError], None], discard: Callable[[Sequence[Position]], None],
     ) -> None:  # fmt: skip
         self._lost, self._discard = lost, discard
@@ -84,7 +84,7 @@ class ReadAheadBuffer:
         self._clock = clock
         self._config = config
         self._wake = wake
-        self._hand_out = hand_out
+        self._hand_out = deliver_available_entries
         self._dispatcher = dispatcher
         self._tasks = tasks
         self._memory = memory
@@ -131,10 +131,10 @@ class ReadAheadBuffer:
         now = self._ahead_bytes + self._kept_bytes
         if now != self._counted:
             self._counted = now
-            self._memory.set_held(self, now)
+            self._memory.set_used_bytes_of(self, now)
 
     # ------------------------------------------------------------------ what is in memory
-    def next_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
+    def get_wanted_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
         """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if their slots are
         not computed by the time `end`. Returns none, and starts a read, if none is in memory."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
@@ -202,7 +202,7 @@ class ReadAheadBuffer:
             found.append(entry)
         return found
 
-    def park_entries(self, entries: Iterable[StoredEntry]) -> None:
+    def add_waiting_entries(self, entries: Iterable[StoredEntry]) -> None:
         """Adds entries that wait for the consumers of their keys. When they take too much memory, those that have
         waited longest leave the memory: they are read from the log again."""
         kept = self._kept
@@ -213,12 +213,12 @@ class ReadAheadBuffer:
             self._kept_bytes -= kept.popitem(last=False)[1].memory_bytes
         for entry in entries:
             if entry.position not in kept:
-                entry.copy_views()
+                entry.copy_buffer_views()
                 kept[entry.position] = entry
                 self._kept_bytes += entry.memory_bytes
         self._count()
 
-    def drop_delivered(self, deliveries: Iterable[Delivery]) -> None:
+    def discard_delivered_entries(self, deliveries: Iterable[Delivery]) -> None:
         """Drops the entries that were delivered."""
         if self._kept:
             for each in deliveries:
@@ -230,7 +230,7 @@ class ReadAheadBuffer:
     # ------------------------------------------------------------------ reading from bookies
     def _start_read(self, want: Read | ReplayRange) -> None:
         if isinstance(want, ReplayRange):
-            first, last = readable_stretch(want.positions)
+            first, last = find_contiguous_range(want.positions)
             self.reading_again = True
             self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
         elif not self._reading:
@@ -302,7 +302,7 @@ class ReadAheadBuffer:
             return
         finally:
             self.reading_again = False
-        self.park_entries([entry for entry in entries if entry.position in wanted])
+        self.add_waiting_entries([entry for entry in entries if entry.position in wanted])
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
@@ -320,7 +320,7 @@ class ReadAheadBuffer:
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.should_log(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
-        told = data_lost_error(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
+        told = make_data_lost_error(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
         told.fields |= {"topic": str(self._log.topic), "subscription": self._subscription}
         return told
 
@@ -346,7 +346,7 @@ class ReadAheadBuffer:
             self._retry.cancel()
 
 
-def readable_stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
+def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
     """Returns the first and the last of the leading `positions` that one read covers: they are in one ledger, and close
     to each other."""
     first = last = positions[0]

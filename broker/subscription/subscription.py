@@ -42,13 +42,13 @@ from .consumer import ActivityTimes, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.pending_acks import SettledAcks, first_returned, freed_entries
+from .core.pending_acks import SettledAcks, entries_of_aborted_acks, first_redelivered_entry
 from .core.policy import AT_THE_END, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
-from .pump import Pump
+from .pump import DeliveryPump
 
 SEEK = ("disconnect", "move", "store", "answer")
 
@@ -60,7 +60,7 @@ class Deliveries(NamedTuple):
     size: int
     redelivered: int
 
-    def plus(self, member: Member) -> Deliveries:
+    def add_counts(self, member: Member) -> Deliveries:
         return Deliveries(
             self.messages + member.delivered_messages, self.size + member.delivered_bytes,
             self.redelivered + member.redelivered_messages,
@@ -106,7 +106,7 @@ class Subscription:
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self.acks = TransactionalAcks(log.shape, cursor, self.dispatcher)
-        self.pump = Pump(self, clock, config, memory)
+        self.pump = DeliveryPump(self, clock, config, memory)
         if delayed is not None:
             delayed.start(self.pump.wake)
 
@@ -115,7 +115,7 @@ class Subscription:
         """Returns what its consumers got since it was loaded."""
         found = self.departed
         for each in self.consumers.values():
-            found = found.plus(each.member)
+            found = found.add_counts(each.member)
         return found
 
     @property
@@ -206,7 +206,7 @@ class Subscription:
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
-        self.pump.return_queue.return_all()
+        self.pump.return_queue.return_all_entries()
         self._admit(consumer.member, type_)
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
@@ -245,10 +245,11 @@ class Subscription:
         if consumer.member.id not in self.consumers:
             return
         del self.consumers[consumer.member.id]
-        self.departed = self.departed.plus(consumer.member)
+        self.departed = self.departed.add_counts(consumer.member)
         if consumer.waiting is not None:
             consumer.waiting.cancel()
-        member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.must_count_lost
+        letters = self.dead_letters
+        member, counted = consumer.member, lost and letters is not None and letters.must_count_lost_connection
         member.paused = True
         if self.consumers or counted or self.pump.return_queue:
             self.pump.return_queue.add(member, list(member.outstanding), counted=counted, leaves=True)
@@ -396,12 +397,12 @@ class Subscription:
         if self.reads_compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
-        first = first_returned(cursor, settled.acks)
+        first = first_redelivered_entry(cursor, settled.acks)
         if ordered and first is not None:
-            self.dispatcher.rewind_to(first)
+            self.dispatcher.move_read_position_back(first)
             self.pump.clear_buffer()
-        self.pump.return_queue.add_partly_freed(sorted(settled.shown))
-        self.pump.return_queue.add_freed(freed_entries(cursor, settled, tail=ordered))
+        self.pump.return_queue.add_batches_of_aborted_acks(sorted(settled.shown))
+        self.pump.return_queue.add_entries_of_aborted_acks(entries_of_aborted_acks(cursor, settled, tail=ordered))
 
     def _acked(self, consumer: Consumer | None) -> None:
         now_ms = self.activity.acked_ms = self._clock.wall_ms()

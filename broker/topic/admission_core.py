@@ -45,7 +45,7 @@ class ClientIdentity(Protocol):
     def instance(self) -> str: ...
 
 
-def host_of(address: str) -> str:
+def host_of_address(address: str) -> str:
     """Returns the host of `address`, without the port."""
     return address.rpartition(":")[0] or address
 
@@ -121,8 +121,8 @@ class Admission:
         self, limit: int, who: ClientIdentity, there: Collection[ClientIdentity], what: str,
         error: Callable[..., MagnetarError],
     ) -> None:  # fmt: skip
-        host = host_of(who.address)
-        if limit and sum(host_of(each.address) == host for each in there) >= limit:
+        host = host_of_address(who.address)
+        if limit and sum(host_of_address(each.address) == host for each in there) >= limit:
             raise error(
                 f"topic {self._topic} has {limit} {what} from {host}, as many as may come from one address",
                 topic=self._topic,
@@ -136,7 +136,7 @@ class Admission:
         if not rate:
             self._buckets.clear()
             return
-        key = host_of(who.address), name or who.instance
+        key = host_of_address(who.address), name or who.instance
         tokens, at = self._buckets.pop(key, (float(rate), now))
         tokens = min(float(rate), tokens + (now - at) * rate / period_s)
         self._buckets[key] = (tokens - 1 if tokens >= 1 else tokens), now
@@ -227,7 +227,7 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
     return total
 
 
-def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
+def estimate_delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
     """Returns an estimate of the bytes of entries that are held back for their delivery time. `delayed_in` returns the
     number of such entries of a ledger."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
@@ -242,7 +242,7 @@ def judge_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> Back
     return None
 
 
-def mark_for_backlog(shape: LogShape, limit: int) -> Position:
+def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
     """Returns the earliest mark after which there are about `limit` bytes at most."""
     left = limit
     for span in reversed(shape.spans):

@@ -47,7 +47,7 @@ from ..log.log_queue_core import SequenceRange
 from ..log.log_shape_core import TrimLimit
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import dedup_format as stored
-from .dedup_core import Dedup, SequenceProgress, Snapshot
+from .dedup_core import DedupCore, SequenceProgress, Snapshot
 from .transactions import TopicTransactions, txn_of
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
@@ -67,13 +67,31 @@ def sequence_range(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic: stores and loads the state of `Dedup`. Must be called from one event
+    """The deduplication of one loaded topic: stores and loads the state of `DedupCore`. Must be called from one event
     loop."""
 
     __slots__ = (
-        "_clock", "_config", "_ended", "_ledger_client", "_ledger_used", "_log", "_loop", "_replication", "_since",
-        "_snapshot_s", "_stored", "_tasks", "_timer", "_undecided", "_working", "_written", "core",
-        "replayed", "replays_after", "snapshots", "waiting",
+        "_clock",
+        "_config",
+        "_ended",
+        "_ledger_client",
+        "_ledger_used",
+        "_log",
+        "_loop",
+        "_replication",
+        "_since",
+        "_snapshot_s",
+        "_stored",
+        "_tasks",
+        "_timer",
+        "_undecided",
+        "_working",
+        "_written",
+        "core",
+        "replay_start_position",
+        "replayed",
+        "snapshots",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -81,10 +99,10 @@ class Deduplication:
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.core = Dedup(now=self._clock.monotonic())
+        self.core = DedupCore(now=self._clock.monotonic())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
-        self.replays_after: Position | None = None  # where the replay of a load begins; None: there is none
+        self.replay_start_position: Position | None = None  # where the replay of a load begins; None: there is none
         self._undecided: Callable[[], Position | None] = lambda: None
         self._stored: Position | None = None
         self._config = config
@@ -128,10 +146,10 @@ class Deduplication:
         snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
         if place.ledger_id >= 0:
             snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
-        self.core = Dedup(snapshot, now=self._clock.monotonic())
+        self.core = DedupCore(snapshot, now=self._clock.monotonic())
         self._stored = snapshot.position
         self._check_end()
-        self.replays_after = snapshot.position
+        self.replay_start_position = snapshot.position
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
@@ -152,7 +170,7 @@ class Deduplication:
     ) -> None:
         """Adds an entry of the log when the topic is loaded; must be called in log order. `counts`: False if the entry
         is in a transaction that is not committed."""
-        if self.replays_after is None or position <= self.core.position:
+        if self.replay_start_position is None or position <= self.core.position:
             return
         if counts:
             self.core.on_publish_confirmed(name, numbers, position)
@@ -161,7 +179,7 @@ class Deduplication:
         if aborted:
             back = BitMap64()
             numbers.add_to(back)
-            self.core.add_gaps({name: back})
+            self.core.add_aborted_sequence_gaps({name: back})
         self.replayed += 1
 
     def finish_replay(self) -> None:
@@ -208,7 +226,7 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Called when an entry of the producer is stored, after `Dedup.on_publish_confirmed`. Must be called while
+        """Called when an entry of the producer is stored, after `DedupCore.on_publish_confirmed`. Must be called while
         deduplication is on, or while callers are `waiting`."""
         if self.waiting:
             self._outcome(name)
@@ -229,7 +247,7 @@ class Deduplication:
         """Called when a transaction has ended: the progress in `numbers` counts from now on. The sequence ids in `sent`
         are in the log; those in `back` are not."""
         self.core.on_transaction_committed(numbers, sent)
-        self.core.add_gaps(back)
+        self.core.add_aborted_sequence_gaps(back)
         if self.core.enabled:
             self._since += 1
             self._due()
@@ -421,10 +439,12 @@ REPLAY_BYTES = 4 << 20
 """Bytes of one read of a replay."""
 
 
-async def replay_log(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
+async def replay_log_for_dedup_and_transactions(
+    log: Log, dedup: Deduplication, transactions: TopicTransactions
+) -> None:
     """Replays the log for deduplication and for transactions, after both were opened and before anything is
     published."""
-    starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
+    starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape
         position = shape.after(min(starts))

@@ -106,7 +106,9 @@ class _Pushed:
 _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
-def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
+def judge_sequence_range(
+    persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange
+) -> DedupVerdict:
     """Returns the verdict on an entry from the progress of its producer. `persisted`: that of stored entries; `pushed`:
     that of entries in flight; None if there are none."""
     if persisted.includes(numbers):
@@ -118,7 +120,7 @@ def judge_range(persisted: SequenceProgress, pushed: SequenceProgress | None, nu
     return DedupVerdict.NEW
 
 
-class Dedup:
+class DedupCore:
     """Decides, for one topic, which published entries are duplicates."""
 
     __slots__ = (
@@ -143,7 +145,9 @@ class Dedup:
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
-            known = judge_range(persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers)
+            known = judge_sequence_range(
+                persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers
+            )
             if known is not DedupVerdict.NEW:
                 if not (self._gaps and self._in_gap(name, numbers)):
                     return known
@@ -181,7 +185,7 @@ class Dedup:
                for each in flying):  # fmt: skip
             return DedupVerdict.UNKNOWN
         beside = pushed.progress if pushed is not None and numbers.last > persisted.number else None
-        return judge_range(persisted._replace(number=numbers.first - 1), beside, numbers)
+        return judge_sequence_range(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """Called when an entry was stored at `position`, after all entries that are known: one that was NEW, or one
@@ -233,12 +237,12 @@ class Dedup:
             del self._gaps[name]
 
     # ------------------------------------------------------------------ entries of transactions
-    def judge_stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_stored_sequence(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Returns the verdict on an entry from stored entries alone. The entry does not count as in flight."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
-        known = judge_range(persisted, None, numbers)
+        known = judge_sequence_range(persisted, None, numbers)
         if known is DedupVerdict.NEW or not (self._gaps and self._in_gap(name, numbers)):
             return known
         return self._judge_gap(persisted, pushed, numbers)
@@ -249,7 +253,7 @@ class Dedup:
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
-    def add_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
+    def add_aborted_sequence_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
         """Adds the sequence ids that each producer sent in an aborted transaction to its gaps: they are not in the
         log."""
         for name, sent in numbers.items() if self.enabled else ():

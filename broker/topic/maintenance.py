@@ -27,7 +27,14 @@ from ...runtime.tasks import run_together
 from ..common.refusals import PublishRefusal
 from ..subscription.dead_letters import find_remaining_chunks
 from ..subscription.subscription import Subscription
-from .admission_core import backlog_bytes, delayed_bytes, is_inactive, judge_quota, mark_for_backlog, must_roll_ledger
+from .admission_core import (
+    backlog_bytes,
+    estimate_delayed_bytes,
+    find_mark_for_backlog_bytes,
+    is_inactive,
+    judge_quota,
+    must_roll_ledger,
+)
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -72,11 +79,12 @@ class TopicMaintenance:
     def is_inactive(self) -> bool:
         """Returns True if the topic has been unused for as long as the policy allows, and is to be deleted."""
         topic, now = self._topic, self._world.clock.monotonic()
-        if topic.user_count or topic.transactions.open_transactions:
+        if topic.connected_client_count or topic.transactions.open_transactions:
             self._unused_since = now
         durable = self._durable()
         return is_inactive(
-            topic.applied, users=topic.user_count, subscriptions=len(durable), unused_s=now - self._unused_since,
+            topic.applied, users=topic.connected_client_count, subscriptions=len(durable),
+            unused_s=now - self._unused_since,
             backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
         )  # fmt: skip
 
@@ -154,7 +162,7 @@ class TopicMaintenance:
             known = self._ages[subscription.name] = position, (await log.reader.read_entry(position)).timestamp_ms
         return known[1]
 
-    def known_oldest_ms(self, subscription: Subscription) -> int:
+    def oldest_arrival_ms_in_memory(self, subscription: Subscription) -> int:
         """Returns the same as `oldest_arrival_ms`, without reading an entry: where one would have to be read, the time
         that was read last, of a message that was acknowledged since; 0 if there is none or nothing is known."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
@@ -182,7 +190,7 @@ class TopicMaintenance:
         age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
         backlog = backlog_bytes(shape, slowest.cursor.mark)
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
-            backlog -= delayed_bytes(shape, slowest.delayed.core.count_delayed)
+            backlog -= estimate_delayed_bytes(shape, slowest.delayed.core.count_delayed)
         quota = judge_quota(applied, backlog, age_s)
         if quota is BacklogQuotaState.EVICT:
             before = self.evicted
@@ -201,7 +209,9 @@ class TopicMaintenance:
         """Acknowledges the subscription's messages that exceed the backlog quota."""
         topic, applied = self._topic, self._topic.applied
         if applied.backlog_quota_bytes:
-            mark = min(mark_for_backlog(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable)
+            mark = min(
+                find_mark_for_backlog_bytes(topic.log.shape, applied.backlog_quota_bytes), topic.shown.shape.stable
+            )
             self.evicted += await self.skip_whole_messages(subscription, mark)
         if applied.backlog_quota_s:
             self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
@@ -215,7 +225,7 @@ class TopicMaintenance:
         else:
             _LOG.info("%s: the backlog quota is met again", self._topic.name)
         if before is not None:
-            self._topic.on_quota_met()
+            self._topic.on_backlog_quota_changed()
 
     async def run_parts(self) -> None:
         """Has each part of the topic start the work that is due (`TopicPart.run_due`)."""
@@ -237,7 +247,7 @@ class TopicMaintenance:
     async def trim(self) -> None:
         await self._topic.trim()
 
-    async def drop_idle_subscriptions(self) -> None:
+    async def delete_idle_subscriptions(self) -> None:
         """Deletes durable subscriptions that have had no consumer for the time of the policy."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
@@ -251,7 +261,7 @@ class TopicMaintenance:
 
 STEPS = (
     TopicMaintenance.expire, TopicMaintenance.apply_quota, TopicMaintenance.run_parts, TopicMaintenance.roll,
-    TopicMaintenance.trim, TopicMaintenance.drop_idle_subscriptions,
+    TopicMaintenance.trim, TopicMaintenance.delete_idle_subscriptions,
 )  # fmt: skip
 """The steps of `run_due`, in this order."""
 

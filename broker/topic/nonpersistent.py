@@ -44,12 +44,12 @@ from ..common.config import BrokerConfig, Replication
 from ..log.appender import Publish
 from ..log.cache import StoredEntry
 from ..log.log_shape_core import LogShape, Span
-from ..log.reader import IndexedPosition
+from ..log.reader import PositionOfIndex
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.subscription_types import SubscriptionType
-from ..subscription.pump import Pump
+from ..subscription.pump import DeliveryPump
 from ..subscription.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class RecentEntries:
             self._bytes -= self._entries.popleft().size
 
     @property
-    def oldest_position(self) -> IndexedPosition:
+    def oldest_position(self) -> PositionOfIndex:
         """Returns the position of the oldest entry in flight; the position after the last entry if none is."""
         if self._entries:
-            return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
+            return PositionOfIndex(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
 
     @property
-    def _end_position(self) -> IndexedPosition:
-        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end_position(self) -> PositionOfIndex:
+        return PositionOfIndex(self._shape.after(self._shape.last), self._shape.end_index)
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.oldest_position.position
@@ -119,16 +119,16 @@ class RecentEntries:
             return found[0].first_index
         return self.oldest_position.first_index if position < self.oldest_position.position else self._shape.end_index
 
-    async def locate_index(self, index: int) -> IndexedPosition:
+    async def locate_index(self, index: int) -> PositionOfIndex:
         return self._first(lambda entry: entry.index >= index)
 
-    async def locate_time(self, time_ms: int) -> IndexedPosition:
+    async def locate_time(self, time_ms: int) -> PositionOfIndex:
         return self._first(lambda entry: entry.timestamp_ms >= time_ms)
 
-    def _first(self, reached: Callable[[StoredEntry], bool]) -> IndexedPosition:
+    def _first(self, reached: Callable[[StoredEntry], bool]) -> PositionOfIndex:
         for entry in self._entries:
             if reached(entry):
-                return IndexedPosition(entry.position, entry.first_index)
+                return PositionOfIndex(entry.position, entry.first_index)
         return self._end_position
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
@@ -195,7 +195,8 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._of.hand_out_now()  # many arrived at once: consumers that keep up must not lose any for that
+            # many arrived at once: consumers that keep up must not lose any for that
+            self._of.deliver_before_cache_eviction()
 
     def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -263,7 +264,7 @@ class NonPersistentSubscription(Subscription):
         super().join(consumer, type_)
 
 
-class NonPersistentPump(Pump):
+class NonPersistentPump(DeliveryPump):
     """Delivers the entries in memory, and counts those that were dropped before delivery."""
 
     __slots__ = ("_next_index", "_of", "_recent")
@@ -283,12 +284,12 @@ class NonPersistentPump(Pump):
         self._of.dispatcher.seek()
         self._next_index = next_index
 
-    def hand_out(self) -> None:
+    def deliver_available_entries(self) -> None:
         of, shape, start = self._of, self._of.log.shape, self._recent.oldest_position
         if shape.at_or_after(of.dispatcher.read_position) < start.position:
             of.dropped += start.first_index - self._next_index
             self.continue_after(shape.before(start.position), start.first_index)
-        super().hand_out()
+        super().deliver_available_entries()
         here = shape.at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.message_index_at(here)
         if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
@@ -310,8 +311,10 @@ class NonPersistentStorage(msgspec.Struct, frozen=True):
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.make_transient(topic, name, shape.last, shape, tracks=False)
+        return self.make_nondurable_subscription(topic, name, shape.last, shape, tracks=False)
 
-    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_nondurable_subscription(
+        self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
+    ) -> Subscription:
         assert isinstance(topic.log, NonPersistentLog), "made by this storage"
         return NonPersistentSubscription(name, topic.log, self.world.clock, self.config, topic.applied)

@@ -31,7 +31,7 @@ from ..log.log import Log
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from . import transactions_format as stored
-from .transactions_core import AbortedPart, Transactions, TxnSnapshot
+from .transactions_core import AbortedEntriesOfLedger, Transactions, TxnSnapshot
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
@@ -67,7 +67,7 @@ class OutcomesLedger:
             StateLedgers(ledgers, config, replication, log.topic, transactions="outcomes"), stored.decode_piece,
             stored.DamagedOutcomes, self._alarm,
         )  # fmt: skip
-        self._rows: dict[int, stored.PartRow] = {}  # of the ledger that is written
+        self._rows: dict[int, stored.OutcomesPartRow] = {}  # of the ledger that is written
         self._entries = self._bytes = 0
         self._outcomes = 0  # since the last write began
         self._tasks = Tasks()
@@ -90,14 +90,14 @@ class OutcomesLedger:
     async def _whole(self, reader: LedgerReader, pieces: list[stored.Piece]) -> TxnSnapshot:
         marker, reads = stored.decode_marker(pieces), asyncio.Semaphore(READS_MAX)
 
-        async def part(ledger_id: int, row: stored.PartRow) -> AbortedPart:
+        async def part(ledger_id: int, row: stored.OutcomesPartRow) -> AbortedEntriesOfLedger:
             async with reads:
                 found = [await self._ledger.read_piece(reader, row.first_entry + at) for at in range(row.pieces)]
             return stored.decode_part(ledger_id, row, found)
 
         wanted = [(each, row) for each, row in marker.parts.items() if self._log.shape.find_span(each) is not None]
         parts = await asyncio.gather(*(part(*each) for each in wanted), return_exceptions=True)
-        aborted: dict[int, AbortedPart] = {}
+        aborted: dict[int, AbortedEntriesOfLedger] = {}
         for (ledger_id, _), found in zip(wanted, parts, strict=True):
             if isinstance(found, BaseException):
                 raise found
@@ -130,7 +130,7 @@ class OutcomesLedger:
             self._start()
         await future
 
-    def write_if_lagging(self) -> None:
+    def write_outcomes_if_lagging(self) -> None:
         """Starts a write if a large part of the log is after the position of the last one: that part cannot be trimmed,
         and the next load replays it."""
         shape = self._log.shape
@@ -201,20 +201,20 @@ class OutcomesLedger:
         return self._entries >= self._config.cursor_roll_entries or self._bytes >= self._config.cursor_roll_bytes
 
     def _plan(
-        self, position: Position, known: dict[int, stored.PartRow], changed: set[int], first: int
-    ) -> tuple[list[bytes], dict[int, stored.PartRow]]:
+        self, position: Position, known: dict[int, stored.OutcomesPartRow], changed: set[int], first: int
+    ) -> tuple[list[bytes], dict[int, stored.OutcomesPartRow]]:
         """Returns the entries of the next write, and the places of all valid parts after it."""
         core, sequence, entries = self.core, self._ledger.sequence, list[bytes]()
-        rows: dict[int, stored.PartRow] = {}
+        rows: dict[int, stored.OutcomesPartRow] = {}
         for ledger_id in core.aborted:
             row = known.get(ledger_id)
             if row is None or ledger_id in changed:
-                pieces = stored.encode_part(ledger_id, core.aborted_part(ledger_id), sequence)
-                row = stored.PartRow(sequence, first + len(entries), len(pieces))
+                pieces = stored.encode_part(ledger_id, core.get_aborted_entries_of_ledger(ledger_id), sequence)
+                row = stored.OutcomesPartRow(sequence, first + len(entries), len(pieces))
                 entries += pieces
             rows[ledger_id] = row
         entries += stored.encode_marker(
-            stored.Marker(position, core.open_transactions(), rows, core.ended_in_flight()), sequence
+            stored.Marker(position, core.open_transactions(), rows, core.ended_with_entries_in_flight()), sequence
         )
         return entries, rows
 

@@ -24,14 +24,14 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
-from ..common.token_bucket import RateLimit, TimeSlices, longest_delay_s
+from ..common.token_bucket import EventLoopSlices, RateLimit, delay_of_all_rates_s
 from ..common.transactions import transaction_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
 from .dedup import sequence_range
 from .dedup_core import DedupVerdict
 from .publish_core import why_refused
-from .transactions import AwaitedEvent, txn_of
+from .transactions import EventBeforePublish, txn_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -153,10 +153,10 @@ class Producer:
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: Buffer) -> bool | AwaitedEvent:
+    def publish(self, client_part: Buffer) -> bool | EventBeforePublish:
         """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
-        closed; an AwaitedEvent if nothing was done: the caller must publish the entry again after that event, before
-        any later entry. No reference to `client_part` is kept."""
+        closed; an EventBeforePublish if nothing was done: the caller must publish the entry again after that event,
+        before any later entry. No reference to `client_part` is kept."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -186,16 +186,18 @@ class Producer:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
             wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
             return self._refuse(client_part, PublishRefusal.WIDE_IDS, wide)
-        if dedup.enabled and (other := self.transactions.find_other_sender(self.name, txn, numbers)) is not None:
-            return AwaitedEvent(other, end=True)  # it is stored if that commits, and new if not
+        if dedup.enabled and (
+            other := self.transactions.find_other_transaction_of_sequence(self.name, txn, numbers)
+        ) is not None:
+            return EventBeforePublish(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.joins.join_nowait(txn, self.writer):
-            verdict = dedup.judge_stored(self.name, numbers)
+            verdict = dedup.judge_stored_sequence(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
-            return AwaitedEvent(txn, owner=self.writer)
+            return EventBeforePublish(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, metadata.sequence_id, verdict)
         publish = Publish(
@@ -342,8 +344,8 @@ class Producer:
 #
 # A producer's session checks `must_wait` before it publishes, reports to `count_published` what it published, and
 # queues entries
-# that arrive while the gate is closed. `call_when_open` calls the session once for each entry that may be published
-# then, in
+# that arrive while the gate is closed. `queue_until_gate_opens` calls the session once for each entry that may be
+# published then, in
 # turn with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
 # receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped,
 # and nothing else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
@@ -362,13 +364,13 @@ class PublishGate:
     def __init__(self, clock: Clock, rates: tuple[RateLimit, RateLimit], held: Callable[[], bool]) -> None:
         self._clock = clock
         self.rates = rates  # of the topic, and of the broker
-        self._held = held  # by the backlog quota: `resume_waiting` is called when that may have changed
+        self._held = held  # by the backlog quota: `resume_queued_publishes` is called when that may have changed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Step, None] | None = None  # in the order of their turns
         self._timer: asyncio.Handle | None = None
 
     @property
-    def throttled_count(self) -> int:
+    def rate_limited_count(self) -> int:
         """Returns how often a publish rate of the topic made a producer wait."""
         return sum(rate.throttled for rate in self.rates[:1])
 
@@ -395,7 +397,7 @@ class PublishGate:
             return False
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
-    def call_when_open(self, step: Step) -> None:
+    def queue_until_gate_opens(self, step: Step) -> None:
         """Queues `step`, which publishes one entry. It is called when the gate is open, in turn with others, until it
         returns False."""
         if self._waiting is None:
@@ -408,14 +410,14 @@ class PublishGate:
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
-    def resume_waiting(self) -> None:
+    def resume_queued_publishes(self) -> None:
         """Calls the queued steps as long as the gate is open, in slices. Must be called when the quota or a rate has
         changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, turns = self._waiting, TimeSlices(self._clock)
-        while waiting and not self.must_wait and not turns.is_slice_over:
+        waiting, turns = self._waiting, EventLoopSlices(self._clock)
+        while waiting and not self.must_wait and not turns.is_slice_used_up:
             step = next(iter(waiting))
             del waiting[step]
             if step():
@@ -430,9 +432,9 @@ class PublishGate:
         producers."""
         if self._timer is not None or self._held():
             return
-        seconds = longest_delay_s(self.rates, self._clock.monotonic())
+        seconds = delay_of_all_rates_s(self.rates, self._clock.monotonic())
         self._timer = (
-            self._loop.call_later(seconds, self.resume_waiting)
+            self._loop.call_later(seconds, self.resume_queued_publishes)
             if seconds > 0
-            else self._loop.call_soon(self.resume_waiting)
+            else self._loop.call_soon(self.resume_queued_publishes)
         )

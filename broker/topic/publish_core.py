@@ -91,7 +91,7 @@ def next_epoch(topic: int, created_ms: int) -> int:
     return max(topic, created_ms) + 1
 
 
-class JoinDenied(enum.Enum):
+class ProducerJoinDenied(enum.Enum):
     """The reason why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
@@ -100,12 +100,12 @@ class JoinDenied(enum.Enum):
     HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
 
 
-class JoinResult(msgspec.Struct):
+class ProducerJoinResult(msgspec.Struct):
     """The result of `ProducerTable.join`. `registered`: whether the producer is (if not, and not `denied`, it waits);
     `replaced`: the earlier connection of the same producer; `fenced`: the others that may not publish any more."""
 
     registered: bool = False
-    denied: JoinDenied | None = None
+    denied: ProducerJoinDenied | None = None
     replaced: list[ProducerRegistration] = []
     fenced: list[ProducerRegistration] = []
 
@@ -119,20 +119,20 @@ class ProducerTable:
         self.registered: dict[int, ProducerRegistration] = {}
         self.waiting: dict[int, ProducerRegistration] = {}
 
-    def join(self, registration: ProducerRegistration) -> JoinResult:
+    def join(self, registration: ProducerRegistration) -> ProducerJoinResult:
         """Registers the producer, or has it wait, or denies it, as its access mode says. The result names the producers
         that it displaces."""
-        answer = JoinResult()
+        answer = ProducerJoinResult()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
                 if not registration.may_replace(other):
                     if registration.mode == EXCLUSIVE_WITH_FENCING:
                         continue  # it is fenced below, as all others are
                     alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
-                    answer.denied = JoinDenied.HAS_PRODUCERS if alone else JoinDenied.NAME_TAKEN
+                    answer.denied = ProducerJoinDenied.HAS_PRODUCERS if alone else ProducerJoinDenied.NAME_TAKEN
                     return answer
                 if registration.connection < other.connection:
-                    answer.denied = JoinDenied.STALE
+                    answer.denied = ProducerJoinDenied.STALE
                     return answer
                 answer.replaced.append(other)
         for other in answer.replaced:
@@ -163,12 +163,12 @@ class ProducerTable:
         self.registered.pop(registration.id, None)
         self.waiting.pop(registration.id, None)
 
-    def _denied(self, registration: ProducerRegistration) -> JoinDenied | None:
+    def _denied(self, registration: ProducerRegistration) -> ProducerJoinDenied | None:
         if registration.mode == EXCLUSIVE and (self.registered or self.waiting):
-            return JoinDenied.HAS_PRODUCERS
+            return ProducerJoinDenied.HAS_PRODUCERS
         exclusive = self.waiting or any(other.mode != SHARED for other in self.registered.values())
         if registration.mode == SHARED and exclusive:
-            return JoinDenied.EXCLUSIVE_PRODUCER
+            return ProducerJoinDenied.EXCLUSIVE_PRODUCER
         return None
 
     def _free(self, registration: ProducerRegistration) -> bool:

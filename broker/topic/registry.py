@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.states import AccessMode
 from .producer import Producer
-from .publish_core import EpochChange, JoinDenied, ProducerRegistration, ProducerTable, judge_epoch, next_epoch
+from .publish_core import EpochChange, ProducerJoinDenied, ProducerRegistration, ProducerTable, judge_epoch, next_epoch
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -78,7 +78,8 @@ class ProducerRegistry:
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
         ))  # fmt: skip
         if answer.denied is not None:
-            first = answer.denied is JoinDenied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
+            # one that returns tries again
+            first = answer.denied is ProducerJoinDenied.HAS_PRODUCERS and producer.epoch == 0
             text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"
             raise (ProducerFenced if first else ProducerBusy)(text, topic=name, producer=producer.name)
         for other in answer.replaced:

@@ -10,7 +10,7 @@ from ...proto.errors import NotFound
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import RateLimit, TimeSlices
+from ..common.token_bucket import EventLoopSlices, RateLimit
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.log_shape_core import Span
@@ -125,7 +125,7 @@ PEEK_BYTES_MAX = 8 << 20
 async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """Returns the next entries that are not acknowledged, until they contain `messages` messages or PEEK_BYTES_MAX
     bytes; at least one if there is any."""
-    shape, found, size, turns = log.shape, list[StoredEntry](), 0, TimeSlices(log.world.clock)
+    shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.is_readable(
         position := subscription.cursor.next_unacked(shape.next_existing(position))
@@ -137,7 +137,7 @@ async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: i
         found.append(entry)
         messages -= entry.count
         position = shape.after(position)
-        if turns.is_slice_over:
+        if turns.is_slice_used_up:
             await turns.begin_slice()
     return found
 
@@ -149,7 +149,7 @@ async def skip_messages(log: ReadableLog, subscription: Subscription, messages: 
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
-        index = shape.index_ahead(await log.reader.index_after(subscription.cursor.mark), messages)
+        index = shape.index_after_messages(await log.reader.index_after(subscription.cursor.mark), messages)
         place = await log.reader.locate_index(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
     subscription.skip_to(mark, acked if shape.is_readable(shape.after(mark)) else 0)
@@ -225,7 +225,7 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
-    index = shape.index_ahead(shape.first_index, count - number if from_latest else number - 1)
+    index = shape.index_after_messages(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate_index(index)
     return await log.reader.read_entry(place.position), max(0, index - place.first_index)
 

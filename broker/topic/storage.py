@@ -23,7 +23,7 @@ from ...runtime.clock import Clock
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ..common.config import BrokerConfig
-from ..common.transactions import Coordinators, TransactionFacts
+from ..common.transactions import Coordinators, ReportedTransaction
 from ..log.cache import TailCache
 from ..log.log import Log
 from ..log.log_shape_core import LogShape
@@ -56,12 +56,14 @@ class Storage(Protocol):
         """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end of the topic).
         Returns it."""
 
-    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_nondurable_subscription(
+        self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
+    ) -> Subscription:
         """Returns a non-durable subscription, which ends with its last consumer. `tracks`: False for a reader, whose
         deliveries are not outstanding and never redelivered."""
 
 
-class DurableStorage(msgspec.Struct, frozen=True):
+class DurableTopicStorage(msgspec.Struct, frozen=True):
     """The Storage of a persistent topic: its log and its subscriptions are on bookies, their records in the
     metadata."""
 
@@ -78,7 +80,8 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def create_log(self, topic: Topic) -> TopicLog:
         return TopicLog(
             self.world, self.metadata, self.ledgers, self.cache, self.config, topic.name,
-            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.on_entry_delayed,
+            replication=topic.replication, on_confirmed=topic.on_entries_confirmed,
+            on_delayed=topic.on_delayed_entry_stored,
             on_lost=topic.abandon,
             owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
             claims=claim_changes, slow_publishes=self.slow_publishes,
@@ -101,7 +104,9 @@ class DurableStorage(msgspec.Struct, frozen=True):
         await store.create(shape, mark, properties, partial(topic.registry.commit, name))
         return self._subscription(topic, store)
 
-    def make_transient(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+    def make_nondurable_subscription(
+        self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
+    ) -> Subscription:
         cursor, clock = Cursor(shape, CursorState(shape.clamp_mark(mark))), self.world.clock
         return Subscription(
             name, topic.shown, cursor, None, clock, self.config, topic.applied, tracks=tracks, memory=self.reads
@@ -163,7 +168,7 @@ UNKNOWN = "UNKNOWN"
 """The field `state` of an error, where no coordinator says it."""
 ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
 
-Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
+Ask = Callable[[TxnId], Awaitable[ReportedTransaction]]
 
 
 class DeletionTransactions:
@@ -177,7 +182,7 @@ class DeletionTransactions:
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
         """Raises TransactionsOpen if one of these transactions forbids to delete the topic; changes nothing. `force`:
         only prepared ones forbid it."""
-        found = await self._answers(txns, self._coordinators.get_facts)
+        found = await self._answers(txns, self._coordinators.get_reported_transaction)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
@@ -185,7 +190,7 @@ class DeletionTransactions:
         if one is prepared by now: it is not aborted."""
         self._refuse(await self._answers(txns, self._coordinators.abort_open))
 
-    def _refuse(self, found: Sequence[TransactionFacts]) -> None:
+    def _refuse(self, found: Sequence[ReportedTransaction]) -> None:
         if not found:
             return
         some = "; ".join(map(_described, found[:NAMED_MAX]))
@@ -196,11 +201,11 @@ class DeletionTransactions:
             topic=self._name, txn=found[0].txn, state=found[0].state.name, count=len(found),
         )  # fmt: skip
 
-    async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
+    async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[ReportedTransaction]:
         """Returns the coordinators' answers about those of the transactions that have no outcome. Raises
         TransactionsOpen if a coordinator does not answer."""
         until = self._clock.monotonic() + ANSWER_S
-        found: list[TransactionFacts | None] = []
+        found: list[ReportedTransaction | None] = []
         for first in range(0, len(txns), AT_ONCE):
             some = txns[first : first + AT_ONCE]
             answers = await asyncio.gather(*(self._answer(each, ask, until) for each in some), return_exceptions=True)
@@ -216,7 +221,7 @@ class DeletionTransactions:
                 found.append(each)
         return [each for each in found if each is not None and each.state not in ENDED]
 
-    async def _answer(self, txn: TxnId, ask: Ask, until: float) -> TransactionFacts | None:
+    async def _answer(self, txn: TxnId, ask: Ask, until: float) -> ReportedTransaction | None:
         """Returns the coordinator's answer about a transaction, retried until `until`; None if the coordinator no
         longer knows the transaction, since it ended long ago."""
         last: MagnetarError | None = None
@@ -236,7 +241,7 @@ class DeletionTransactions:
             raise last or Unavailable(f"no answer within {ANSWER_S:g} s") from error
 
 
-def _advice(found: Sequence[TransactionFacts]) -> str:
+def _advice(found: Sequence[ReportedTransaction]) -> str:
     if any(each.state is TxnState.PREPARED for each in found):
         return (
             "Force does not abort what is prepared, because its program was told that it can commit: let it commit, or "
@@ -245,7 +250,7 @@ def _advice(found: Sequence[TransactionFacts]) -> str:
     return "End them first, or delete by force, which aborts them"
 
 
-def _described(found: TransactionFacts) -> str:
+def _described(found: ReportedTransaction) -> str:
     whose = [
         f"of role {found.owner!r}" if found.owner else "", f"from {found.address}" if found.address else "",
         f"by the name {found.name!r}" if found.name else "", f"for sink {found.sink!r}" if found.sink else "",

@@ -155,15 +155,16 @@ class SubscriptionRegistry:
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
 
-    def make_transient(
+    def make_nondurable_subscription(
         self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False
     ) -> Subscription:
-        """Returns a non-durable subscription, which ends with its last consumer (`Storage.make_transient`)."""
-        return self._storage.make_transient(
+        """Returns a non-durable subscription, which ends with its last consumer
+        (`Storage.make_nondurable_subscription`)."""
+        return self._storage.make_nondurable_subscription(
             self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks
         )
 
-    def find_transient(self, name: str) -> Subscription | None:
+    def find_nondurable_subscription(self, name: str) -> Subscription | None:
         """Returns the non-durable subscription of that name that other consumers may join; None if there is none.
         Raises NotAllowed if the subscription of that name is durable."""
         found = self._by_name.get(name)
@@ -174,7 +175,7 @@ class SubscriptionRegistry:
             )
         return found
 
-    def register_transient(self, subscription: Subscription) -> None:
+    def register_nondurable_subscription(self, subscription: Subscription) -> None:
         """Registers a non-durable subscription, under another name if its own is taken. Raises NotOwner if the topic
         has ended at this broker, since its consumer would not be notified of that."""
         self._topic.check_open()
@@ -184,7 +185,7 @@ class SubscriptionRegistry:
         subscription.name = key
         self.add(subscription)
 
-    async def end_transient(self, subscription: Subscription) -> None:
+    async def end_nondurable_subscription(self, subscription: Subscription) -> None:
         """Ends a non-durable subscription if no consumer is left."""
         if subscription.is_durable or subscription.consumers:
             return

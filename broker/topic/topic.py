@@ -26,11 +26,11 @@ from ..common.token_bucket import RateLimit
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.compaction import Compaction
 from ..log.log import CommittedView, ReadableLog
-from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, find_trimmable, judge_ledgers
+from ..log.log_shape_core import NOTHING, LogShape, Retention, TrimLimit, find_trimmable, list_reasons_to_keep_ledgers
 from ..subscription.subscription import Subscription
 from . import statistics as backlog
 from .admission_core import Admission
-from .dedup import Deduplication, TopicPart, replay_log
+from .dedup import Deduplication, TopicPart, replay_log_for_dedup_and_transactions
 from .maintenance import TopicMaintenance
 from .producer import PublishGate
 from .registry import ProducerRegistry
@@ -120,7 +120,7 @@ class Topic:
         self.transactions = TopicTransactions(
             world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
         )
-        self.dedup.limit_snapshots(self.transactions.mark_before_open)
+        self.dedup.limit_snapshots(self.transactions.position_before_open_transactions)
         self.parts: tuple[TopicPart, ...] = (self.dedup, self.transactions, self.compaction)
         self.apply(applied)
 
@@ -141,7 +141,7 @@ class Topic:
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.dedup.apply(applied)
-        self.gate.resume_waiting()
+        self.gate.resume_queued_publishes()
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
@@ -157,9 +157,9 @@ class Topic:
         if subscription.consumers:
             subscription.pump.wake()
 
-    def on_quota_met(self) -> None:
+    def on_backlog_quota_changed(self) -> None:
         """Called when the state of the backlog quota has changed: waiting producers continue if they may."""
-        self.gate.resume_waiting()
+        self.gate.resume_queued_publishes()
 
     async def _replication(self) -> Replication:
         """Returns the replication of the next ledger."""
@@ -176,9 +176,9 @@ class Topic:
             await self.log.open(create)
             for part in self.parts:
                 await part.open(self.applied)
-            await replay_log(self.log, self.dedup, self.transactions)
+            await replay_log_for_dedup_and_transactions(self.log, self.dedup, self.transactions)
             await self.registry.open()
-            self.transactions.on_loaded()
+            self.transactions.on_topic_loaded()
         except BaseException:
             self._ended = True
             await self._close_subscriptions()
@@ -188,24 +188,24 @@ class Topic:
         """Called when entries were confirmed: wakes the subscriptions. While an open transaction hides the entries,
         only those that read uncommitted ones are woken."""
         core = self.transactions.core
-        waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
+        waits = core is not None and core.first_unended_position is not None and core.stable == self._woken_at
         if core is not None:
             self._woken_at = core.stable
         for subscription in self.subscriptions.values():
             if subscription.consumers and (not waits or subscription.reads_uncommitted):
                 subscription.pump.wake()
 
-    def hand_out_now(self) -> None:
+    def deliver_before_cache_eviction(self) -> None:
         """Called when the log is about to drop entries from memory: delivers them at once."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
-                subscription.pump.hand_out()
+                subscription.pump.deliver_available_entries()
 
-    def on_entry_delayed(self, position: Position, at_ms: int) -> None:
+    def on_delayed_entry_stored(self, position: Position, at_ms: int) -> None:
         """Called when a new entry has a delivery time: each subscription holds it back until `at_ms` (ms since the
         epoch)."""
         for subscription in self.subscriptions.values():
-            subscription.pump.delay_entry(position, at_ms)
+            subscription.pump.hold_entry_until(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time `at_ms` is later than the policy allows. (Subscription types that do
@@ -227,7 +227,7 @@ class Topic:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
-    def choose_log(self, subscription: Subscription, *, compacted: bool) -> None:
+    def choose_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
         """Sets the log that the subscription reads, for a consumer that joins: by `compacted`, and by the isolation
         level, which must be set before. Raises ConsumerBusy if connected consumers read another one.
 
@@ -246,7 +246,7 @@ class Topic:
     def _compacted(self) -> None:
         """Called after a compaction: disconnects the consumers of subscriptions that read the compacted form and are
         before the new horizon. These start over with what compaction left there, when their next consumer joins
-        (`choose_log`)."""
+        (`choose_log_of_subscription`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -273,10 +273,10 @@ class Topic:
         """Passes the sequence ids of a transaction that has ended to deduplication."""
         self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
-    def hide_uncommitted(self, core: Transactions) -> None:
+    def hide_uncommitted_entries(self, core: Transactions) -> None:
         """Has all consumers read committed entries only, from the topic's first transaction on."""
         self.shown = CommittedView(self.log, core)
-        self.compaction.hide_uncommitted(self.shown)
+        self.compaction.hide_uncommitted_entries(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable_log(compacted=each.reads_compacted, uncommitted=each.reads_uncommitted))
 
@@ -296,7 +296,7 @@ class Topic:
         await self.trim(retained=False)
 
     @property
-    def user_count(self) -> int:
+    def connected_client_count(self) -> int:
         """Returns the number of connected producers and consumers."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
@@ -345,7 +345,7 @@ class Topic:
         """Returns (ledger id, why it stays), oldest first; instead of the reason None if the next trim deletes the
         ledger."""
         now_ms = self.world.clock.wall_ms()
-        return judge_ledgers(
+        return list_reasons_to_keep_ledgers(
             self.log.shape, self.trim_limits(), self.retention(), now_ms, self.unsubscribed_retention()
         )
 
@@ -364,7 +364,7 @@ class Topic:
                 f"topic {self.name} is not served here any more; look it up again", topic=self.name, **next_owner
             )
 
-    def check_end_reached(self) -> None:
+    def check_may_answer_end_of_topic(self) -> None:
         """Must be called before a client gets the answer that it has reached the end of the topic. Raises NotOwner if
         the topic has ended at this broker; Unavailable if another broker may have continued it by now."""
         self.check_open()
@@ -438,7 +438,7 @@ class Topic:
 
     def _check_unused(self) -> None:
         durable = len(self.registry.durable_subscriptions())
-        if self.user_count or durable:
+        if self.connected_client_count or durable:
             raise Busy(
                 f"topic {self.name} has {len(self.producers)} producers and {durable} subscriptions; "
                 "remove them first, or delete by force",
@@ -465,7 +465,7 @@ class Topic:
             if not force:
                 self._check_unused()
             try:
-                await self.transactions.block_joins(force=abort)
+                await self.transactions.block_transaction_joins(force=abort)
                 if not force:
                     self._check_unused()  # in the same turn as the next line
                 self.is_going = True  # publishing is refused from here on: the message would have no subscriber
@@ -473,7 +473,7 @@ class Topic:
                     await self.registry.unsubscribe(name, force=True)
             except BaseException:
                 self.is_going = False
-                self.transactions.allow_joins()
+                self.transactions.allow_transaction_joins()
                 raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record

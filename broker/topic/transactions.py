@@ -52,7 +52,7 @@ from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
 from .storage import DeletionTransactions
 from .transactions_core import NOT_KNOWN, OpenTxnStats, Transactions, TxnSnapshot
-from .txn_joins import OutcomeResolver, TransactionRuns, TxnJoins, error_of
+from .txn_joins import SharedTransactionRuns, TransactionOutcomeResolver, TxnJoins, error_of_done_future
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -72,7 +72,7 @@ class _Writes(NamedTuple):
     landing: TxnId | None
 
 
-class AwaitedEvent(NamedTuple):
+class EventBeforePublish(NamedTuple):
     """The event that a producer must wait for before it can publish an entry: that the topic joins the transaction, or
     that the transaction ends (`end`)."""
 
@@ -109,8 +109,8 @@ class _TxnWork:
     __slots__ = ("ends", "joins", "landing", "questions", "runs", "seeing", "settles")
 
     def __init__(self, of: TopicTransactions) -> None:
-        self.runs = TransactionRuns(of.topic.name, is_over=of.ended)
-        self.questions = OutcomeResolver(of, self.runs)
+        self.runs = SharedTransactionRuns(of.topic.name, is_over=of.ended)
+        self.questions = TransactionOutcomeResolver(of, self.runs)
         self.joins = TxnJoins(of, self.runs, self.questions)
         self.settles: dict[TxnId, asyncio.Future[None]] = {}
         self.landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
@@ -152,7 +152,7 @@ class TopicTransactions:
         return self._here.joins
 
     @property
-    def questions(self) -> OutcomeResolver:
+    def questions(self) -> TransactionOutcomeResolver:
         return self._here.questions
 
     # ------------------------------------------------------------------ opening
@@ -174,7 +174,7 @@ class TopicTransactions:
         return core
 
     @property
-    def replays_after(self) -> Position | None:
+    def replay_start_position(self) -> Position | None:
         """Returns the position after which the log is replayed; None if nothing is."""
         return self.core.position if self.core is not None else None
 
@@ -188,11 +188,11 @@ class TopicTransactions:
                 txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
             )
             self.replayed += 1
-        return self.core.add_known(txn, header.producer_name, numbers, entry.position)
+        return self.core.add_replayed_sequence_ids(txn, header.producer_name, numbers, entry.position)
 
-    def mark_before_open(self) -> Position | None:
+    def position_before_open_transactions(self) -> Position | None:
         """Returns the position before the first entry of an open transaction; None if there is none."""
-        first = self.core.first_hidden if self.core is not None else None
+        first = self.core.first_unended_position if self.core is not None else None
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
@@ -205,16 +205,16 @@ class TopicTransactions:
         if self.core is not None:
             self.core.finish_replay()
 
-    def on_loaded(self) -> None:
+    def on_topic_loaded(self) -> None:
         """Called when the log was replayed and the subscriptions are open: consumers read committed entries only from
         now on, and coordinators are asked for outcomes."""
         if self.core is None:
             return
         self.questions.register_pending(self.core)
-        self.topic.hide_uncommitted(self.core)
+        self.topic.hide_uncommitted_entries(self.core)
         now = self.world.clock.monotonic()
         self.joins.since = dict.fromkeys(self.core.open_txns, now)
-        self.questions.start_asking()
+        self.questions.start_resolver_task()
 
     # ------------------------------------------------------------------ joining
     def is_open(self, txn: TxnId) -> bool:
@@ -224,15 +224,17 @@ class TopicTransactions:
         """Calls `then` once, in a later turn of the loop, when the transaction has ended at this topic."""
         self._here.ends.setdefault(txn, []).append(then)
 
-    def call_when_ready(self, awaited: AwaitedEvent, then: Callable[[MagnetarError | None], None]) -> None:
+    def call_when_ready(self, awaited: EventBeforePublish, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn of the loop: with None when the entry can be published, or with the error
         with which it is refused."""
         if awaited.end:
             self.call_when_ended(awaited.txn, then)
             return
-        self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
+        self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(
+            lambda done: then(error_of_done_future(done))
+        )
 
-    async def store_first_use(self) -> Transactions:
+    async def store_has_transactions(self) -> Transactions:
         """Stores in the topic's record, before its first transaction, that it has seen one. Returns the state of the
         topic's transactions."""
         async with self._here.seeing:
@@ -245,7 +247,7 @@ class TopicTransactions:
                 ledger = self._make_ledger()
                 ledger.position, ledger.stored_index = position, self._log.shape.end_index
                 core = self._load_core(ledger, TxnSnapshot(position))
-                self.topic.hide_uncommitted(core)
+                self.topic.hide_uncommitted_entries(core)
         return core
 
     # ------------------------------------------------------------------ entries
@@ -283,10 +285,12 @@ class TopicTransactions:
             if not future.done():
                 future.set_result(None)
 
-    def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+    def find_other_transaction_of_sequence(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
         """Returns another open transaction in which the producer sent one of these sequence ids; None if there is
         none."""
-        return self.core.find_other_sender(name, txn, numbers) if self.core is not None and self.core.known else None
+        return self.core.find_other_transaction_of_sequence(
+            name, txn, numbers
+        ) if self.core is not None and self.core.known else None
 
     def last_sequence_id(self, name: str) -> int:
         """Returns the highest sequence id of the producer in an open transaction; -1 if there is none."""
@@ -316,13 +320,13 @@ class TopicTransactions:
             runs += self.start_settling(settlements[first : first + SETTLE_AT_ONCE])
         await asyncio.wait(set(runs), timeout=timeout_s)
         late = TimedOut(f"topic {self.topic.name} has not stored it within {timeout_s:g} s")
-        return [error_of(run) if run.done() else late for run in runs]
+        return [error_of_done_future(run) if run.done() else late for run in runs]
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
         """Applies these settlements at once, except those that are being stored already. Returns a future for each,
         which is done when the end is durable; settlements that wait for the same writes share one run."""
         if self.ended:
-            return [self._here.runs.refused_run()] * len(settlements)
+            return [self._here.runs.make_not_owner_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
@@ -380,14 +384,14 @@ class TopicTransactions:
     def run_due(self, applied: AppliedPolicies) -> None:
         """Stores the outcomes again if a large part of the log is after the last write."""
         if self._ledger is not None and not self.ended:
-            self._ledger.write_if_lagging()
+            self._ledger.write_outcomes_if_lagging()
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
         """Returns the last position that transactions no longer need: not after the position of the last stored write,
         and before the first entry of any open transaction. None if the topic has seen no transaction."""
         if self.core is None or self._ledger is None:
             return None
-        first, stored = self.core.first_hidden, self._ledger.position
+        first, stored = self.core.first_unended_position, self._ledger.position
         if first is not None and first <= stored:
             return TrimLimit(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
         return TrimLimit(stored, why=LedgerStays.NOT_IN_OUTCOMES)
@@ -402,23 +406,23 @@ class TopicTransactions:
         return self.core.open_txns if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
-    async def block_joins(self, *, force: bool) -> None:
-        """Blocks joins until `allow_joins`, and waits until no transaction that can commit is left at this topic.
-        `force`: aborts open ones. Raises TransactionsOpen if one is left."""
+    async def block_transaction_joins(self, *, force: bool) -> None:
+        """Blocks joins until `allow_transaction_joins`, and waits until no transaction that can commit is left at this
+        topic. `force`: aborts open ones. Raises TransactionsOpen if one is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
         if force and (opened := self.open_transactions):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
-        """Raises TransactionsOpen if `block_joins` would. Changes nothing."""
+        """Raises TransactionsOpen if `block_transaction_joins` would. Changes nothing."""
         if opened := self.open_transactions:
             await self._deletion().check(opened, force=force)
 
     def _deletion(self) -> DeletionTransactions:
         return DeletionTransactions(self.world.clock, self.topic.name, self.coordinators)
 
-    def allow_joins(self) -> None:
+    def allow_transaction_joins(self) -> None:
         """Allows joins again, because the topic is not deleted after all."""
         self.joins.is_leaving = False
 

@@ -42,7 +42,7 @@ from ...proto.states import TxnId
 from ..common.transactions import Settlement
 from ..log.log_queue_core import ID_END, SequenceRange
 from ..log.log_shape_core import LogShape
-from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, judge_range
+from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, judge_sequence_range
 
 NOWHERE = Position(-1, -1)
 OPEN_MAX = 100_000
@@ -61,7 +61,7 @@ _NONE = BitMap64()
 """An empty bitmap; never changed."""
 
 
-class TxnSentEntries:
+class EntriesOfTxnProducer:
     """The entries that one producer sent in a transaction. `in_flight`: the number of those in flight; `sent`: the
     sequence ids of all of them."""
 
@@ -96,7 +96,7 @@ class TopicTxn:
         self.indexes = self.starts = _NONE  # until there is an entry: most only acknowledge
         self.first: Position | None = None
         self.size = 0  # bytes
-        self.numbers: dict[str, TxnSentEntries] = {}
+        self.numbers: dict[str, EntriesOfTxnProducer] = {}
         self.in_flight = 0
 
     def add(self, position: Position, first_index: int, count: int, size: int) -> None:
@@ -115,7 +115,7 @@ class TopicTxn:
         """Returns the number of stored entries."""
         return len(self.starts)
 
-    def late_entries(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
+    def entries_without_receipt(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
         """Returns the entries that do not count, because they had no receipt: those after `last`, unless they are among
         the first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts.
         (A receipt for a duplicate has no position, so the number of entries counts too.)"""
@@ -148,7 +148,7 @@ class OpenTxn(NamedTuple):
     numbers: dict[str, tuple[SequenceProgress, Position]]
 
 
-class AbortedPart(NamedTuple):
+class AbortedEntriesOfLedger(NamedTuple):
     """The aborted entries in one ledger of the log."""
 
     entries: BitMap
@@ -161,7 +161,7 @@ class TxnSnapshot(NamedTuple):
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
-    aborted: Mapping[int, AbortedPart] = {}
+    aborted: Mapping[int, AbortedEntriesOfLedger] = {}
     ended: tuple[TxnId, ...] = ()
     """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
 
@@ -183,7 +183,7 @@ class TxnEnd(NamedTuple):
 NOT_KNOWN = TxnEnd({}, shown=False)
 
 
-def _above(own: TxnSentEntries) -> BitMap64:
+def _above(own: EntriesOfTxnProducer) -> BitMap64:
     """Returns the sequence ids that the producer sent and the log has not confirmed."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
@@ -233,12 +233,12 @@ class Transactions:
             txn = self.known[each.txn] = self._hidden[each.txn] = TopicTxn()
             txn.first, txn.entries, txn.size = each.first, each.entries, each.size
             txn.indexes, txn.starts = each.indexes, each.starts
-            txn.numbers = {name: TxnSentEntries(*numbers) for name, numbers in each.numbers.items()}
+            txn.numbers = {name: EntriesOfTxnProducer(*numbers) for name, numbers in each.numbers.items()}
             for name, own in txn.numbers.items():
                 self._sends(each.txn, name, own.progress.number)
 
     # ------------------------------------------------------------------ joining
-    def begin_resolving(self, txn: TxnId) -> TxnPhase:
+    def register_unresolved(self, txn: TxnId) -> TxnPhase:
         """Called before the coordinator is asked about a transaction: registers the transaction if it is not known.
         Returns its phase."""
         found = self.known.get(txn)
@@ -283,8 +283,8 @@ class Transactions:
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
         if own is None:
-            own = found.numbers[name] = TxnSentEntries()
-        answer = judge_range(own.progress, own.pushed, numbers)
+            own = found.numbers[name] = EntriesOfTxnProducer()
+        answer = judge_sequence_range(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
             numbers.add_to(own.sent)
@@ -301,7 +301,7 @@ class Transactions:
         sender.txns[txn] = None
         sender.highest = max(sender.highest, number)
 
-    def find_other_sender(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+    def find_other_transaction_of_sequence(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
         """Returns another transaction that has not ended and in which the producer sent one of these sequence ids; None
         if there is none."""
         sender = self._senders.get(name)
@@ -360,10 +360,10 @@ class Transactions:
         if txn in self._ended:
             self._abort_one(position, first_index, count, size)
             return
-        self.begin_resolving(txn)
+        self.register_unresolved(txn)
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
-    def add_known(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
+    def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
         """Adds, in a replay, the sequence ids of an entry that the snapshot contains already, to its transaction if
         that is open. Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
@@ -375,7 +375,7 @@ class Transactions:
 
     def finish_replay(self) -> None:
         """Ends the replay: each entry of a transaction in the log must have been given to `add_replayed` or
-        `add_known`."""
+        `add_replayed_sequence_ids`."""
         self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
@@ -388,7 +388,7 @@ class Transactions:
         self._hidden.setdefault(txn, found)
         own = found.numbers.get(name)
         if own is None:
-            own = found.numbers[name] = TxnSentEntries()
+            own = found.numbers[name] = EntriesOfTxnProducer()
         own.progress, own.last = own.progress.after(numbers), position
         numbers.add_to(own.sent)
         self._sends(txn, name, numbers.last)
@@ -397,7 +397,9 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """Applies the outcome of a transaction. Returns the effect. Idempotent."""
+        """Applies the outcome of a transaction. Returns the effect. Idempotent: of a transaction that is known again
+        without an entry (for an acknowledgement, a join or a new owner), the entries up to `last` were decided before,
+        and are not missing."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -406,7 +408,7 @@ class Transactions:
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
         if settlement.committed and 0 <= settlement.entries < found.entry_count:
-            late, indexes, end = found.late_entries(settlement.last, settlement.entries)
+            late, indexes, end = found.entries_without_receipt(settlement.last, settlement.entries)
             late_count = sum(map(len, late.values()))
             self._abort(late, found.size * late_count // max(1, found.entry_count))
             self.aborted_indexes |= indexes
@@ -417,7 +419,8 @@ class Transactions:
             missing = max(0, settlement.entries - (found.entry_count - late_count))
         elif settlement.committed:  # all of it counts
             numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
-            missing = max(0, settlement.entries - found.entry_count)
+            if found.entry_count or not self._is_in_log(settlement.last):
+                missing = max(0, settlement.entries - found.entry_count)
         else:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes
@@ -436,6 +439,11 @@ class Transactions:
             del self.known[settlement.txn]
         self.version += shown
         return TxnEnd(numbers, shown, sent, back, missing)
+
+    def _is_in_log(self, position: Position) -> bool:
+        """Returns True if the log has, or had, an entry at this position."""
+        span = self._shape.find_span(position[0])
+        return position[1] <= span.last_entry if span is not None else position <= self._shape.last_confirmed
 
     def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
         self._abort({position[0]: BitMap((position[1],))}, size)
@@ -464,7 +472,7 @@ class Transactions:
     @property
     def stable(self) -> Position:
         """Returns the last stable position; the position before the first entry if there is none."""
-        first = self.first_hidden
+        first = self.first_unended_position
         if first is None:
             return self._shape.last_confirmed
         if self._stable is None:
@@ -479,7 +487,7 @@ class Transactions:
         return self._shape.end_index
 
     @property
-    def first_hidden(self) -> Position | None:
+    def first_unended_position(self) -> Position | None:
         """Returns the position of the first entry of any transaction that has not ended; None if there is none."""
         for found in self._hidden.values():
             return found.first
@@ -528,7 +536,7 @@ class Transactions:
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
-        holds = found.first is not None and found.first == self.first_hidden
+        holds = found.first is not None and found.first == self.first_unended_position
         waiting = self._shape.end_index - self.stable_index if holds else 0
         return OpenTxnStats(found.first, found.entry_count, found.size, holds, waiting)
 
@@ -541,14 +549,14 @@ class Transactions:
         return sum(self.sizes.values())
 
     # ------------------------------------------------------------------ snapshots
-    def aborted_part(self, ledger_id: int) -> AbortedPart:
+    def get_aborted_entries_of_ledger(self, ledger_id: int) -> AbortedEntriesOfLedger:
         """Returns the aborted entries of the ledger, for a snapshot."""
         span = self._shape.find_span(ledger_id)
         indexes = BitMap64()
         if span is not None:
             indexes.add_range(span.first_index, span.end_index)
             indexes &= self.aborted_indexes
-        return AbortedPart(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
+        return AbortedEntriesOfLedger(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
     def open_transactions(self) -> tuple[OpenTxn, ...]:
         """Returns the open transactions, for a snapshot. Entries in flight are not included: they are after its
@@ -564,14 +572,16 @@ class Transactions:
             for txn, each in self._hidden.items() if each.first is not None
         )  # fmt: skip
 
-    def ended_in_flight(self) -> tuple[TxnId, ...]:
+    def ended_with_entries_in_flight(self) -> tuple[TxnId, ...]:
         """Returns the transactions that have ended and still have entries in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
         """Returns a snapshot as of the last confirmed entry."""
-        parts = {each: self.aborted_part(each) for each in self.aborted}
-        return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ended_in_flight())
+        parts = {each: self.get_aborted_entries_of_ledger(each) for each in self.aborted}
+        return TxnSnapshot(
+            self._shape.last_confirmed, self.open_transactions(), parts, self.ended_with_entries_in_flight()
+        )
 
     def check(self) -> None:
         """Checks that hidden entries are in order and not aborted, that the last stable position is confirmed, and that

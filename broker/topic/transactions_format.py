@@ -35,7 +35,7 @@ from ...proto.names import Position
 from ...proto.states import TxnId
 from ...proto.versions import OUTCOMES, check_format
 from .dedup_core import SequenceProgress
-from .transactions_core import AbortedPart, OpenTxn
+from .transactions_core import AbortedEntriesOfLedger, OpenTxn
 
 MAGIC = b"MX"
 PIECE_BYTES = 1 << 20
@@ -51,7 +51,7 @@ class DamagedOutcomes(ValueError):
     """Raised if bytes are no valid (piece of a) snapshot of transactions."""
 
 
-class PartRow(NamedTuple):
+class OutcomesPartRow(NamedTuple):
     """The place of a part in the outcomes ledger, as a marker lists it."""
 
     sequence: int
@@ -79,7 +79,7 @@ class Marker(NamedTuple):
 
     position: Position
     open: tuple[OpenTxn, ...]
-    parts: Mapping[int, PartRow]
+    parts: Mapping[int, OutcomesPartRow]
     ended: tuple[TxnId, ...] = ()
 
 
@@ -109,7 +109,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 # ------------------------------------------------------------------------------------------ encoding
-def encode_part(ledger_id: int, part: AbortedPart, sequence: int) -> list[bytes]:
+def encode_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence: int) -> list[bytes]:
     """Returns the entries of the part, in the order in which they are to be appended."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
@@ -178,11 +178,11 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
         )  # fmt: skip
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
         raise DamagedOutcomes(f"it is no marker: {error}") from error
-    rows = {row[0]: PartRow(*row[1:]) for row in found.parts}
+    rows = {row[0]: OutcomesPartRow(*row[1:]) for row in found.parts}
     return Marker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
 
 
-def decode_part(ledger_id: int, row: PartRow, pieces: Sequence[Piece]) -> AbortedPart:
+def decode_part(ledger_id: int, row: OutcomesPartRow, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
     """Returns the part at the place `row`. Raises DamagedOutcomes if the pieces are damaged, or belong to another
     part."""
     for number, each in enumerate(pieces):
@@ -192,6 +192,8 @@ def decode_part(ledger_id: int, row: PartRow, pieces: Sequence[Piece]) -> Aborte
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Part)
         if found.ledger != ledger_id:
             raise DamagedOutcomes(f"the part of ledger {ledger_id} is of ledger {found.ledger}")
-        return AbortedPart(BitMap.deserialize(found.entries), BitMap64.deserialize(found.indexes), found.size)
+        return AbortedEntriesOfLedger(
+            BitMap.deserialize(found.entries), BitMap64.deserialize(found.indexes), found.size
+        )
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
         raise DamagedOutcomes(f"it is no part: {error}") from error

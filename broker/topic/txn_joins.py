@@ -1,6 +1,6 @@
 """The joins of a topic's transactions: each is asked of its coordinator before the first entry (transactions.py, "Join
-first"). Before them, runs that several callers wait for (`TransactionRuns`), and the questions to coordinators about
-open transactions (`OutcomeResolver`)."""
+first"). Before them, runs that several callers wait for (`SharedTransactionRuns`), and the questions to coordinators
+about open transactions (`TransactionOutcomeResolver`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...proto.errors import (
 from ...proto.names import TopicName
 from ...proto.states import TxnId, TxnState
 from ...runtime.tasks import Tasks
-from ..common.transactions import Joined, Settlement, state_of_join
+from ..common.transactions import Joined, Settlement, txn_state_of_join_answer
 from .transactions_core import OPEN_MAX, Transactions, TxnPhase
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 Key = TypeVar("Key")
 
 
-class TransactionRuns:
+class SharedTransactionRuns:
     """Shared runs of a topic: several callers may wait for the outcome of one run. After the topic's end none begins:
     each caller gets NotOwner."""
 
@@ -56,7 +56,7 @@ class TransactionRuns:
         """Starts a run of `work`, and registers it in `runs` under each of `txns` until it has ended. Returns a future
         for its outcome."""
         if self.is_over:
-            return self.refused_run()
+            return self.make_not_owner_run()
         future: asyncio.Future[None] = self._loop.create_future()
         runs.update(dict.fromkeys(txns, future))
         self.tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
@@ -86,7 +86,7 @@ class TransactionRuns:
             future.set_exception(error)
             future.exception()  # who waits gets it
 
-    def refused_run(self) -> asyncio.Future[None]:
+    def make_not_owner_run(self) -> asyncio.Future[None]:
         """Returns a run that has failed with NotOwner."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.not_owner_error())
@@ -98,7 +98,7 @@ class TransactionRuns:
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
-def error_of(done: asyncio.Future[None]) -> MagnetarError | None:
+def error_of_done_future(done: asyncio.Future[None]) -> MagnetarError | None:
     """Returns the error of a future that is done; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
@@ -119,13 +119,13 @@ SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 
 
-class OutcomeResolver:
+class TransactionOutcomeResolver:
     """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as the topic has open
     ones."""
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
-    def __init__(self, of: TopicTransactions, runs: TransactionRuns) -> None:
+    def __init__(self, of: TopicTransactions, runs: SharedTransactionRuns) -> None:
         self._of = of
         self._runs = runs
         self._asking: asyncio.Task[None] | None = None
@@ -154,7 +154,7 @@ class OutcomeResolver:
         if core is None or not core.is_known(txn):
             return None
         joined = await self._of.coordinators.join(txn, self._of.topic.name)
-        state = state_of_join(joined)
+        state = txn_state_of_join_answer(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return None
         if core.is_known(txn):
@@ -173,9 +173,9 @@ class OutcomeResolver:
         """Registers the transactions of all pending acknowledgements, so that their coordinators are asked, too."""
         for each in self._of.topic.registry.durable_subscriptions():
             for txn in each.pending_transactions:
-                core.begin_resolving(txn)
+                core.register_unresolved(txn)
 
-    def start_asking(self) -> None:
+    def start_resolver_task(self) -> None:
         """Starts the task that asks, if transactions are open and it is not running yet."""
         if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open_txns:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
@@ -206,7 +206,7 @@ class OutcomeResolver:
         for first in range(0, len(txns), ASK_AT_ONCE):
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
-    def ask_others(self, number: int) -> None:
+    def resolve_others_of_coordinator(self, number: int) -> None:
         """Asks the coordinator `number` about its other open transactions at this topic. Called when it refused a join
         because the transaction is aborted: this topic did not know that, so it may not know other outcomes either."""
         others = [
@@ -232,7 +232,7 @@ class OutcomeResolver:
             return
         if txn not in self._of.core.known:
             return  # it was settled meanwhile
-        if state_of_join(joined) in (TxnState.OPEN, TxnState.PREPARED):
+        if txn_state_of_join_answer(joined) in (TxnState.OPEN, TxnState.PREPARED):
             self._of.core.on_joined(txn)
         else:
             self.on_outcome(txn, joined)
@@ -265,7 +265,9 @@ class TxnJoins:
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
-    def __init__(self, of: TopicTransactions, runs: TransactionRuns, questions: OutcomeResolver) -> None:
+    def __init__(
+        self, of: TopicTransactions, runs: SharedTransactionRuns, questions: TransactionOutcomeResolver
+    ) -> None:
         self._of = of
         self._runs = runs
         self._questions = questions
@@ -305,7 +307,7 @@ class TxnJoins:
             return False
         if not self._of.coordinators.join_nowait(txn, self._of.topic.name.full, owner):
             return False
-        core.begin_resolving(txn)
+        core.register_unresolved(txn)
         return self._is_in(core, txn, owner)
 
     def _is_writer(self, txn: TxnId, owner: str | None) -> bool:
@@ -336,12 +338,13 @@ class TxnJoins:
         if not self._of.topic.name.persistent:
             raise NotAllowed(f"topic {self._of.topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
-        core = await self._of.store_first_use()
-        if core.is_full(txn):
-            raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
-        if core.begin_resolving(txn) is TxnPhase.ENDED:
+        core = await self._of.store_has_transactions()
+        is_full = core.is_full(txn)
+        if is_full or core.register_unresolved(txn) is TxnPhase.ENDED:
             if not self._is_writer(txn, owner):
                 await self._patiently(txn, owner)  # raises InvalidRequest for another role: it learns nothing
+            if is_full:
+                raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn, owner)
@@ -349,7 +352,7 @@ class TxnJoins:
         except BaseException:
             self._join_refused(core, txn)
             raise
-        state = state_of_join(joined)
+        state = txn_state_of_join_answer(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             if not self._is_in(core, txn, owner):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
@@ -358,7 +361,7 @@ class TxnJoins:
         if txn in core.known:  # a load found entries of it
             self._questions.on_outcome(txn, joined)
         if state is TxnState.ABORTED:
-            self._questions.ask_others(txn.coordinator)
+            self._questions.resolve_others_of_coordinator(txn.coordinator)
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
@@ -377,7 +380,7 @@ class TxnJoins:
         if owner is not None:
             self._writers[txn] = owner
         self.since.setdefault(txn, self._of.world.clock.monotonic())
-        self._questions.start_asking()
+        self._questions.start_resolver_task()
         return True
 
     def _check_leaving(self) -> None:

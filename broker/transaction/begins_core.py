@@ -26,7 +26,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import IntentQueued
+from .halves_core import IntentQueuedUntilDurable
 from .intents_core import (
     NAME_MAX,
     AbortByAdmin,
@@ -41,19 +41,19 @@ from .intents_core import (
     Join,
     RemoveParticipant,
 )
-from .outcomes_core import Decisions, Outcomes
+from .outcomes_core import OutcomeDecider, UndurableDecisions
 from .records_core import (
     FORGOTTEN,
     AnyRecord,
     Detached,
-    Named,
+    IdleNamesRemoved,
+    KeptSinkBatch,
+    NameHolderChanged,
     Participant,
     Prepared,
     SinkBatch,
-    SinkKept,
     SinkTag,
     TransactionOwner,
-    Unnamed,
     make_commit_record,
 )
 from .state_core import Key
@@ -82,17 +82,17 @@ RECORD_BYTES_MAX = 4 << 20
 """Largest estimated size of a commit record in bytes: a record must fit into one entry of the ledger."""
 
 
-class Ends:
+class TransactionEnds:
     """Decides joins and ends."""
 
-    def __init__(self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes) -> None:
+    def __init__(self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
         self._decisions = decisions
         self._outcomes = outcomes
 
     # ------------------------------------------------------------------ join
     def join(self, intent: Join, now: float) -> TxnState:
-        found = self._outcomes.find_certain(intent.txn, intent, now, intent.owner)
+        found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
         return txn_state_of(found)
@@ -123,7 +123,7 @@ class Ends:
 
     # ------------------------------------------------------------------ ends
     def end(self, intent: End, now: float) -> None:
-        found = self._outcomes.find_certain(intent.txn, intent, now, intent.owner)
+        found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
         elif isinstance(found, UnsettledTransaction) and _is_to_wait(found, intent):
@@ -146,7 +146,7 @@ class Ends:
             if live.phase is Phase.ABORTING:
                 live.waiting_intents.append(intent)
             else:
-                self._outcomes.receive_again([intent], now)
+                self._outcomes.receive_queued_intent([intent], now)
             return
         if intent.verb is EndVerb.COMMIT and live.owned.tag is not None:
             raise InvalidRequest(f"{self._table.txn_id(live.txn)} is of a sink: it commits with its batch")
@@ -160,8 +160,8 @@ class Ends:
             left_s = min(intent.prepared_s or self._table.limits.prepared_s_max, self._table.limits.prepared_s_max)
             self._decisions.decide(Prepared(live.txn, live.owned, listed, left_s))
         elif not listed and live.phase is Phase.OPEN:
-            self._outcomes.commit_nothing(live, now)
-            self._outcomes.receive_again([intent], now)
+            self._outcomes.commit_without_participants(live, now)
+            self._outcomes.receive_queued_intent([intent], now)
             return
         else:
             live.phase = Phase.COMMITTING
@@ -191,8 +191,8 @@ class Ends:
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
         if intent.txn in self._table.unused:
-            self._outcomes.abort_or_void(intent.txn, AbortReason.ADMIN, now)
-        found = self._outcomes.find_certain(intent.txn, intent, now)
+            self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
+        found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction):
             self._outcomes.abort(found, AbortReason.ADMIN, now)
             if found.phase is Phase.ABORTING:
@@ -200,11 +200,11 @@ class Ends:
                 return
             found = TxnState.ABORTED
         if found is TxnState.ABORTED and intent.txn < self._table.state.forgotten_below:
-            raise self._table.forgotten_error(intent.txn)
+            raise self._table.make_forgotten_error(intent.txn)
         self._decisions.answer(intent, txn_state_of(found))
 
     def abort_open(self, intent: AbortOpen, now: float) -> None:
-        found = self._outcomes.find_certain(intent.txn, intent, now)
+        found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
             self._outcomes.abort(found, AbortReason.DELETED, now)
         row = self._table.transaction_row(intent.txn, now)
@@ -236,11 +236,12 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 # in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
 
 
-class Batches:
+class SinkBatchCommits:
     """Decides batches of sinks."""
 
     def __init__(
-        self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes, ends: Ends, now: float
+        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider, ends: TransactionEnds,
+        now: float
     ) -> None:
         self._table = table
         self._decisions = decisions
@@ -251,14 +252,14 @@ class Batches:
 
     def has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
         """Whether the sink has the batch already. Raises InvalidRequest, BackPressure if no more sinks are allowed,
-        SinkFenced if another query writes the sink, IntentQueued while a batch of the sink is in doubt."""
+        SinkFenced if another query writes the sink, IntentQueuedUntilDurable while a batch of the sink is in doubt."""
         owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
         waiting = self.in_doubt.get((owner, tag.sink_id))
         if waiting is not None:
             waiting.append(intent)
-            raise IntentQueued
+            raise IntentQueuedUntilDurable
         sinks = self._table.state.sinks
         if not sinks.has_room(owner, tag.sink_id, limits.sinks_max, limits.sinks_per_role_max):
             raise BackPressure(
@@ -287,7 +288,9 @@ class Batches:
                 self._decisions.answer(intent, True)
                 return
             sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
-        found = {txn: self._outcomes.find_certain(txn, intent, now, intent.owner) for txn in intent.txns}
+        found = {
+            txn: self._outcomes.find_transaction_not_in_doubt(txn, intent, now, intent.owner) for txn in intent.txns
+        }
         done = [txn for txn, each in found.items() if txn_state_of(each) is TxnState.COMMITTED]
         if done and sink is None and len(done) == len(found):
             self._decisions.answer(intent, False)
@@ -326,8 +329,8 @@ class Batches:
             owned = self._table.unused[txn].owned if txn in self._table.unused else self._table.live[txn].owned
             assert owned.tag is not None, "it is of a sink"
             if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
-                self._outcomes.abort_or_void(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_again(self.in_doubt.pop(key), now)
+                self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
+        self._outcomes.receive_queued_intent(self.in_doubt.pop(key), now)
 
 
 # --------------------------------------------------------------------------------------------------- begins_core
@@ -342,11 +345,12 @@ NOTES = 24
 """How often the idle time of a name or a sink is recorded, per period after which it is forgotten."""
 
 
-class Begins:
+class TransactionBegins:
     """Decides begins, and forgets names and sinks that are idle."""
 
     def __init__(
-        self, table: TransactionTable, decisions: Decisions, outcomes: Outcomes, batches: Batches, now: float,
+        self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
+        batches: SinkBatchCommits, now: float,
         gap: Callable[[], int],
     ) -> None:  # fmt: skip
         """`gap` returns the random number of ids to leave out before the next block."""
@@ -396,13 +400,13 @@ class Begins:
             )
         self._holders += 1
         for txn in list(self._table.by_name.get((owner, intent.name), ())):
-            self._outcomes.abort_or_void(txn, AbortReason.FENCED, now)
-        self._decisions.decide(Named(intent.name, self._holders, owner=owner), intent)
+            self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
+        self._decisions.decide(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
 
-    def on_holder_changed(self, record: Named, intent: Begin, now: float) -> None:
+    def on_name_holder_changed(self, record: NameHolderChanged, intent: Begin, now: float) -> None:
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
-            self._outcomes.abort_or_void(txn, AbortReason.FENCED, now)
+            self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
         try:
             self._lease_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
@@ -439,7 +443,8 @@ class Begins:
         self._idle_looked_at = now
         taken = {
             (each.record.owner, each.record.name)
-            for each in (*self._decisions.gathered, *self._decisions.writing) if isinstance(each.record, Named)
+            for each in (*self._decisions.gathered, *self._decisions.writing) if isinstance(each.record,
+            NameHolderChanged)
         }  # fmt: skip
         names = [
             key for key, _ in self._table.state.names.items()
@@ -452,9 +457,9 @@ class Begins:
             and key not in self._batches.in_doubt
         ]  # fmt: skip
         if names:
-            self._decisions.decide(Unnamed([name for _, name in names], [owner for owner, _ in names]))
+            self._decisions.decide(IdleNamesRemoved([name for _, name in names], [owner for owner, _ in names]))
         for sink in sinks:
-            self._decisions.decide(SinkKept(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)))
+            self._decisions.decide(KeptSinkBatch(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)))
         for key in names:
             self._used_names.pop(key, None)
         for sink in sinks:
@@ -462,18 +467,18 @@ class Begins:
         if now - self._idle_noted_at >= shortest / NOTES:
             self._idle_noted_at = now
             changing = {*taken, *self._batches.in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
-            for note in list(self.make_idle_notes(now, changing)):
+            for note in list(self.make_idle_time_records(now, changing)):
                 self._decisions.decide(note)
 
-    def make_idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
+    def make_idle_time_records(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
         """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
         limit divided by NOTES, except those in `changing`."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)
             if (owner, name) not in changing and abs(idle_s - each.idle_s) >= limits.name_idle_s / NOTES:
-                yield Named(name, each.holder, idle_s, owner)
+                yield NameHolderChanged(name, each.holder, idle_s, owner)
         for key, sink in self._table.state.sinks.items():
             idle_s = now - self._batches.used_at.get(key, now)
             if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / NOTES:
-                yield SinkKept(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))
+                yield KeptSinkBatch(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))

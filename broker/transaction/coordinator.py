@@ -25,14 +25,14 @@ from ...runtime.network import World
 from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import Joined, Settlement
 from .coordinator_core import Coordinator
-from .halves import HalfDriver
+from .halves import HalfMessageDriver
 from .intents_core import (
     AbandonEpoch,
     AbortByAdmin,
     AbortOpen,
     AbortReason,
     Answer,
-    Append,
+    AppendRecords,
     AskHalf,
     Begin,
     BeginAnswer,
@@ -55,7 +55,7 @@ from .intents_core import (
     Result,
     SendOutcome,
     TransactionRow,
-    WarnParked,
+    WarnOfParkedHalf,
     WatchHalves,
 )
 from .log import CoordinatorLog
@@ -95,7 +95,7 @@ class RunningCoordinator:
         self._close_s = close_s
         self._on_over = on_over
         self._settler = SettlementSender(world, topics, self._settled)
-        self._halves = HalfDriver(
+        self._halves = HalfMessageDriver(
             lambda txn, messages: publish(TxnId(core.table.number, txn), messages), self._published, self._not_published
         )
         self._loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class RunningCoordinator:
         last = Position(participant.ledger, participant.entry)
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
 
-    def end_nowait(
+    def end_transaction_nowait(
         self, to: CoordinatorRequest, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (),
         *,
         prepared_s: float = 0.0, visible: bool = False,
@@ -243,7 +243,7 @@ class RunningCoordinator:
 
     def list_halves(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
         now = self._clock.monotonic()
-        return self.core.halves.half_rows(now, half.least if half is not None else None, group, limit)
+        return self.core.halves.list_half_rows(now, half.least if half is not None else None, group, limit)
 
     def half_message_counts(self) -> dict[str, int]:
         """Returns the numbers of open and parked half messages and their bytes, and counters since the take-over."""
@@ -314,7 +314,7 @@ class RunningCoordinator:
                     self._halves.send_check(effect)
                 case PublishHalf():
                     self._halves.start_publishing(effect)
-                case WarnParked(half, group, why):
+                case WarnOfParkedHalf(half, group, why):
                     text = TxnId(self.number, half)
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
@@ -333,7 +333,7 @@ class RunningCoordinator:
         the last append is durable."""
         if self._is_stopped:
             return
-        append = self.core.decisions.take_append()
+        append = self.core.decisions.take_next_append()
         if append is None:
             self._is_writing = False
             self._quiet.set()
@@ -348,7 +348,7 @@ class RunningCoordinator:
         else:
             appended.add_done_callback(lambda done: self._appended(append, done))
 
-    def _appended(self, append: Append, done: asyncio.Future[int]) -> None:
+    def _appended(self, append: AppendRecords, done: asyncio.Future[int]) -> None:
         error = ConnectionLost("the append was given up") if done.cancelled() else done.exception()
         if self._is_stopped:
             return
@@ -359,7 +359,7 @@ class RunningCoordinator:
         else:
             self._fail(error)
 
-    async def _append(self, append: Append, failed: MagnetarError | None) -> None:
+    async def _append(self, append: AppendRecords, failed: MagnetarError | None) -> None:
         """Appends where a ledger must be created first, or where the append of these records failed with `failed`."""
         try:
             await self.log.append(append.records, self.core.state, failed)
@@ -370,7 +370,7 @@ class RunningCoordinator:
         else:
             self._on_durable(append)
 
-    def _on_durable(self, append: Append) -> None:
+    def _on_durable(self, append: AppendRecords) -> None:
         try:
             self._do(self.core.on_appended(append.number, self._clock.monotonic()))
         except Exception as error:
@@ -388,7 +388,7 @@ class RunningCoordinator:
             await asyncio.sleep(TICK_S)
             self._do(self.core.tick(self._clock.monotonic()))
             if self.core.decisions.has_deferred_records:
-                self.core.decisions.promote_deferred_records()
+                self.core.decisions.append_deferred_records_next()
                 self._do(())
 
     # ------------------------------------------------------------------ the end
@@ -426,7 +426,7 @@ class RunningCoordinator:
                 await self._quiet.wait()
                 await self._background.close()
                 await self._halves.close()
-                records = core.make_hand_over(self._clock.monotonic())
+                records = core.make_next_epoch_records(self._clock.monotonic())
                 await self.log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)

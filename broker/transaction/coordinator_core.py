@@ -1,7 +1,7 @@
 """The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
     effects = coordinator.receive(End(request, txn, EndVerb.COMMIT, …), now)  an intent
-    append = coordinator.decisions.take_append()                              all that was decided: one append
+    append = coordinator.decisions.take_next_append()                              all that was decided: one append
     effects = coordinator.on_appended(append.number, now)                     a fact
     effects = coordinator.on_settled(txn, topic) | tick(now) | end_epoch()
 
@@ -40,8 +40,8 @@ from typing import assert_never
 
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown
 from ...proto.states import COUNTER_BITS, TxnState
-from .begins_core import BLOCK_MAX, Batches, Begins, Ends
-from .halves_core import HalfMessages, IntentQueued
+from .begins_core import BLOCK_MAX, SinkBatchCommits, TransactionBegins, TransactionEnds
+from .halves_core import HalfMessages, IntentQueuedUntilDurable
 from .intents_core import (
     AbortByAdmin,
     AbortOpen,
@@ -62,21 +62,21 @@ from .intents_core import (
     Result,
     WatchHalves,
 )
-from .outcomes_core import Decision, Decisions, Outcomes
+from .outcomes_core import Decision, OutcomeDecider, UndurableDecisions
 from .records_core import (
     Aborted,
     AnyRecord,
     Committed,
     Detached,
     Done,
-    Forgotten,
-    HalfNoted,
+    EpochHandedOver,
+    HalfAgeRecorded,
     HalfRolledBack,
     HalfStored,
-    HandedLease,
-    HandedOpen,
-    HandedOver,
-    Named,
+    HandedOverIdLease,
+    HandedOverTransaction,
+    NameHolderChanged,
+    OutcomesDiscarded,
     Participant,
     Prepared,
     TransactionOwner,
@@ -104,11 +104,11 @@ class Coordinator:
         self.table = TransactionTable(
             number, epoch, state, limits, lambda half, owner: self.halves.has_other_owner(half, owner)
         )
-        self.decisions = Decisions()
-        self.outcomes = Outcomes(self.table, self.decisions, self._receive)
-        self.ends = Ends(self.table, self.decisions, self.outcomes)
-        self.batches = Batches(self.table, self.decisions, self.outcomes, self.ends, now)
-        self.begins = Begins(self.table, self.decisions, self.outcomes, self.batches, now, gap)
+        self.decisions = UndurableDecisions()
+        self.outcomes = OutcomeDecider(self.table, self.decisions, self._receive)
+        self.ends = TransactionEnds(self.table, self.decisions, self.outcomes)
+        self.batches = SinkBatchCommits(self.table, self.decisions, self.outcomes, self.ends, now)
+        self.begins = TransactionBegins(self.table, self.decisions, self.outcomes, self.batches, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = HalfMessages(state.halves, limits.halves, self, epoch, now)
 
@@ -129,7 +129,7 @@ class Coordinator:
         self.halves.start(now)
         return self.decisions.take_effects()
 
-    def _take_handed(self, handed: HandedOver, now: float) -> None:
+    def _take_handed(self, handed: EpochHandedOver, now: float) -> None:
         for txn, owned, topics in handed.opened:
             live = LiveTransaction(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
@@ -166,7 +166,7 @@ class Coordinator:
                     self.halves.receive(intent, now)
                 case _:
                     assert_never(intent)
-        except IntentQueued:
+        except IntentQueuedUntilDurable:
             pass
         except MagnetarError as error:
             self.decisions.answer(intent, error)
@@ -175,11 +175,11 @@ class Coordinator:
         self.table.check_owner(intent.txn, intent.owner)
         if intent.txn in self.table.unused:
             return TxnState.OPEN
-        if (half := self.halves.find_state(intent.txn, intent, intent.owner)) is not None:
+        if (half := self.halves.find_half_state(intent.txn, intent, intent.owner)) is not None:
             return half
-        found = self.outcomes.find_certain(intent.txn, intent, now, intent.owner)
+        found = self.outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten_below:
-            raise self.table.forgotten_error(intent.txn)
+            raise self.table.make_forgotten_error(intent.txn)
         return txn_state_of(found)
 
     # ------------------------------------------------------------------ of halves (halves_core.py)
@@ -187,7 +187,7 @@ class Coordinator:
         if half >> COUNTER_BITS > self.table.epoch:
             raise NotOwner(f"coordinator {self.table.number} has a later epoch elsewhere; look it up again")
         if half >= self.table.next_id:
-            raise self.table.unknown_id_error(half)
+            raise self.table.make_unknown_id_error(half)
 
     def claim_half_id(self, half: int, now: float) -> bool:
         self.check_half_id(half)
@@ -195,10 +195,10 @@ class Coordinator:
         if lease is None:
             return False
         if lease.until <= now:
-            self.outcomes.abort_or_void(half, AbortReason.LEASE, now)
+            self.outcomes.abort_or_void_id(half, AbortReason.LEASE, now)
             return False
         del self.table.unused[half]
-        self.table.unindex(half, lease.owned)
+        self.table.remove_from_indexes(half, lease.owned)
         return True
 
     def begin_for_half(self, owner: str, timeout_s: float, now: float) -> int:
@@ -222,7 +222,7 @@ class Coordinator:
     # ------------------------------------------------------------------ what is durable
     def on_appended(self, number: int, now: float) -> list[Effect]:
         """Fact: the records of append `number` are durable. Applies them and returns the effects."""
-        decisions = self.decisions.take_durable(number)
+        decisions = self.decisions.take_durable_decisions(number)
         self.table.counters.records += len(decisions)
         for decision in decisions:
             self._on_durable(decision, now)
@@ -243,16 +243,16 @@ class Coordinator:
                 live = self.table.live[record.txn]
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
                 heapq.heappush(self.table.deadlines, (live.deadline, live.txn))
-                self.outcomes.abort_outdated(live, now)
-                self.outcomes.receive_waiting(live, now)
+                self.outcomes.abort_if_superseded(live, now)
+                self.outcomes.receive_queued_intents(live, now)
             case Aborted():
                 live = self.table.live[record.txn]
                 self.table.remove(live)
-                self.outcomes.end_aborted(live, now, is_durable=True)
-                self.outcomes.receive_waiting(live, now)
-            case Named() if intent is not None:
+                self.outcomes.record_aborted_end(live, now, is_durable=True)
+                self.outcomes.receive_queued_intents(live, now)
+            case NameHolderChanged() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
-                self.begins.on_holder_changed(record, intent, now)
+                self.begins.on_name_holder_changed(record, intent, now)
             case Detached():
                 assert intent is not None, "a participant is detached by an administrator"
                 self.outcomes.on_settled(record.txn, record.topic)
@@ -260,7 +260,7 @@ class Coordinator:
             case Done():
                 for txn in record.txns:
                     self.table.ending.pop(txn, None)
-            case HalfStored() | HalfNoted() | HalfRolledBack():
+            case HalfStored() | HalfAgeRecorded() | HalfRolledBack():
                 self.halves.on_durable(record, now)
 
     def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
@@ -278,7 +278,7 @@ class Coordinator:
         if intent is not None:
             self.decisions.answer(intent, False)
         for live in ended:
-            self.outcomes.receive_waiting(live, now)
+            self.outcomes.receive_queued_intents(live, now)
         if record.sink is not None:
             self.batches.on_committed(record.sink, now)
         if record.half:
@@ -304,7 +304,7 @@ class Coordinator:
     def _on_deadline(self, txn: int, now: float) -> None:
         lease, live = self.table.unused.get(txn), self.table.live.get(txn)
         if lease is not None and lease.until <= now:
-            self.outcomes.abort_or_void(txn, AbortReason.LEASE, now)
+            self.outcomes.abort_or_void_id(txn, AbortReason.LEASE, now)
         elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
             self.outcomes.abort(live, AbortReason.TIMEOUT, now)
 
@@ -315,9 +315,9 @@ class Coordinator:
         below = self.state.forgotten_below
         while self._marks and now - self._marks[0][0] >= limits.retention_s:
             below = max(below, self._marks.popleft()[1])
-        is_decided = any(isinstance(each.record, Forgotten) for each in self.decisions.deferred)
+        is_decided = any(isinstance(each.record, OutcomesDiscarded) for each in self.decisions.deferred)
         if below > self.state.forgotten_below and not is_decided:
-            self.decisions.defer(Forgotten(below))
+            self.decisions.defer(OutcomesDiscarded(below))
         self.begins.expire_idle(now)
 
     # ------------------------------------------------------------------ the end of the epoch
@@ -345,27 +345,27 @@ class Coordinator:
         self.batches.in_doubt.clear()
         return self.decisions.take_effects()
 
-    def make_hand_over(self, now: float) -> list[AnyRecord]:
+    def make_next_epoch_records(self, now: float) -> list[AnyRecord]:
         """Returns the records with which the next epoch goes on. `has_ended` must be True, no append may be in flight,
         and nothing may be decided afterwards."""
         assert self.decisions.has_ended, "nothing is decided after a hand-over"
         assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
         opened = [
-            HandedOpen(txn, live.owned, list(live.participants))
+            HandedOverTransaction(txn, live.owned, list(live.participants))
             for txn, live in self.table.live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
         grouped: dict[int, tuple[IdLease, list[int]]] = {}
         for txn, lease in self.table.unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
-        leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
+        leases = [HandedOverIdLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
             *(each.record for each in self.decisions.deferred),
-            *self.halves.make_age_records(now),
-            *self.begins.make_idle_notes(now),
+            *self.halves.make_half_age_records(now),
+            *self.begins.make_idle_time_records(now),
         ]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
-            records.append(HandedOver(self.table.epoch, opened[start:end], leases[start:end]))
+            records.append(EpochHandedOver(self.table.epoch, opened[start:end], leases[start:end]))
         return records
 
     # ------------------------------------------------------------------ views

@@ -2,9 +2,10 @@
 
     await coordinators.find_owner(number)  its owner; this broker takes one that no broker owns
     await coordinators.load_here(number)   the running one; NotOwner if another broker owns it
-    await coordinators.join(txn, topic)    and get_facts, abort_open: `Coordinators` of broker/common/transactions.py,
+    await coordinators.join(txn, topic)    and get_reported_transaction, abort_open: `Coordinators` of
+    broker/common/transactions.py,
                                            here or over the network
-    await coordinators.load_unowned()      loads those that no broker owns and that have something to do
+    await coordinators.load_unowned_coordinators()      loads those that no broker owns and that have something to do
     await coordinators.close() | drop_all(error)    closes them, or drops them at once
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
@@ -39,8 +40,8 @@ from ...proto.states import COORDINATORS_MAX, TxnId
 from ...runtime.network import World
 from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
-from ..common.retry import LogThrottle, SharedRuns
-from ..common.transactions import Joined, TransactionFacts
+from ..common.retry import LogThrottle, SharedCallsByKey
+from ..common.transactions import Joined, ReportedTransaction
 from ..log.snapshot_ledger import StateLedgers
 from .peers import BrokerPeers
 
@@ -102,7 +103,7 @@ class TransactionCoordinators:
         self._is_settled = is_settled
         self._count = 0
         self._loaded: dict[int, RunningCoordinator] = {}
-        self._loading: SharedRuns[int, RunningCoordinator] = SharedRuns()
+        self._loading: SharedCallsByKey[int, RunningCoordinator] = SharedCallsByKey()
         self._owners: dict[int, str] = {}  # endpoints, as they were last found
         self._closed = False
         self._throttle = LogThrottle(world.clock)
@@ -151,7 +152,7 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.find_owner_at(owner_path(number), f"coordinator {number}")
+        return await self._ownership.find_owner_by_path(owner_path(number), f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
         count = await self.ensure_count()
@@ -218,17 +219,17 @@ class TransactionCoordinators:
             lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
         )  # fmt: skip
 
-    async def get_facts(self, txn: TxnId) -> TransactionFacts:
+    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
         return await self._facts(txn, only_tell=True)
 
-    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         return await self._facts(txn, only_tell=False)
 
-    async def _facts(self, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
-        async def here(running: RunningCoordinator) -> TransactionFacts:
+    async def _facts(self, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
+        async def here(running: RunningCoordinator) -> ReportedTransaction:
             row = await running.abort_open(txn, only_tell=only_tell)
             sink = row.tag.sink_id if row.tag is not None else ""
-            return TransactionFacts(txn, row.state, row.owner, row.name, row.address, sink, row.age_s, row.left_s)
+            return ReportedTransaction(txn, row.state, row.owner, row.name, row.address, sink, row.age_s, row.left_s)
 
         return await self._ask_owner(
             txn.coordinator, here, lambda endpoint: self.peers.abort_open(endpoint, txn, only_tell=only_tell)
@@ -263,7 +264,7 @@ class TransactionCoordinators:
         return running is not None and running.join_nowait(txn, topic, owner)
 
     # ------------------------------------------------------------------ upkeep
-    async def load_unowned(self) -> None:
+    async def load_unowned_coordinators(self) -> None:
         """Loads the coordinators that have no owner, except those that were closed with nothing left to do."""
         if not self._is_settled() or self._closed:
             return
@@ -287,7 +288,7 @@ class TransactionCoordinators:
         found = await get_record(self._metadata, paths.coordinator(number), CoordinatorRecord)
         return found is not None and not found[0].idle
 
-    async def abandon_taken_over(self) -> None:
+    async def abandon_coordinators_taken_over(self) -> None:
         """Drops, after a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
             if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_owner():

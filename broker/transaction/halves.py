@@ -1,6 +1,6 @@
 """The driver of half messages: connected members that answer checks, and tasks that publish committed half messages.
 
-    work = HalfDriver(publish, published, not_published)
+    work = HalfMessageDriver(publish, published, not_published)
     with work.join_member() as member: …                      `await member.next_check()` returns its next check
     work.put_check(AskHalf) | work.publish(PublishHalf)       effects of the core
     await work.close()                                        ends the members and cancels what is being published
@@ -31,7 +31,7 @@ AT_ONCE = 64
 """Half messages that one coordinator publishes at a time."""
 
 
-class PublishHalves(Protocol):
+class HalfMessagePublisher(Protocol):
     """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
@@ -40,7 +40,7 @@ class PublishHalves(Protocol):
         ...
 
 
-class GroupMember:
+class HalfGroupMember:
     """A connected process of a group, which answers checks of half messages."""
 
     def __init__(self) -> None:
@@ -66,24 +66,24 @@ class GroupMember:
         return self._asked.popleft()
 
 
-class HalfDriver:
+class HalfMessageDriver:
     """The connected members that answer checks, and the tasks that publish half messages, of one coordinator."""
 
     def __init__(
-        self, publish: PublishHalves, published: Callable[[PublishHalf, list[Participant]], None],
+        self, publish: HalfMessagePublisher, published: Callable[[PublishHalf, list[Participant]], None],
         not_published: Callable[[PublishHalf, MagnetarError], None],
     ) -> None:  # fmt: skip
         self._publish = publish
         self._published = published
         self._not_published = not_published
-        self._members: dict[GroupMember, None] = {}  # in the order in which they came
+        self._members: dict[HalfGroupMember, None] = {}  # in the order in which they came
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
 
     # ------------------------------------------------------------------ members
     @contextmanager
-    def connect_member(self) -> Iterator[GroupMember]:
-        member = GroupMember()
+    def connect_member(self) -> Iterator[HalfGroupMember]:
+        member = HalfGroupMember()
         self._members[member] = None
         try:
             yield member
@@ -91,7 +91,7 @@ class HalfDriver:
             self._members.pop(member, None)
 
     def send_check(self, effect: AskHalf) -> None:
-        assert isinstance(effect.member, GroupMember), "members are of this object"
+        assert isinstance(effect.member, HalfGroupMember), "members are of this object"
         effect.member.add_check(effect)
 
     # ------------------------------------------------------------------ publishing

@@ -25,7 +25,7 @@ Rules (docs/transactions.md, Half messages)
   answers count: a check that failed, was not answered, or could not be asked does not.
 - **Durable**: the messages, the group, the count of UNKNOWN, the age, parked. A late or repeated UNKNOWN counts once,
   because each question has a number.
-- **Time** is monotonic; in a new epoch the age goes on from the last HalfNoted, and is never too large.
+- **Time** is monotonic; in a new epoch the age goes on from the last HalfAgeRecorded, and is never too large.
 
 Guards: tests/broker/transaction/test_halves.py, tests/broker/transaction/test_halves_walk.py.
 """
@@ -71,10 +71,10 @@ from .intents_core import (
     PrepareHalf,
     PublishHalf,
     Result,
-    WarnParked,
+    WarnOfParkedHalf,
     WatchHalves,
 )
-from .records_core import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
+from .records_core import HalfAgeRecorded, HalfOutcomesDiscarded, HalfRecord, HalfRolledBack, HalfStored, Participant
 from .state_core import StoredHalves, half_size_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ _SHOWN = {
 }  # fmt: skip
 
 
-class IntentQueued(Exception):
+class IntentQueuedUntilDurable(Exception):
     """Raised when an intent cannot be answered before a record in flight is durable: it was queued until then."""
 
 
@@ -145,7 +145,7 @@ class OpenHalf(msgspec.Struct):
         return self.record.owner, self.record.group
 
 
-class MemberChecks(msgspec.Struct):
+class HalfChecksOfMember(msgspec.Struct):
     """The checks that one member of a group must answer now, one for each half message."""
 
     asked: set[int] = msgspec.field(default_factory=set)
@@ -156,7 +156,7 @@ class HalfGroup(msgspec.Struct):
 
     halves: int = 0
     # the next one to ask comes first
-    members: OrderedDict[object, MemberChecks] = msgspec.field(default_factory=OrderedDict)
+    members: OrderedDict[object, HalfChecksOfMember] = msgspec.field(default_factory=OrderedDict)
     ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
@@ -214,21 +214,21 @@ class HalfMessages:
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.has_other_owner(half, owner)
 
-    def find_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+    def find_half_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
-        role prepared it, IntentQueued while it is being decided: then `intent` waits."""
+        role prepared it, IntentQueuedUntilDurable while it is being decided: then `intent` waits."""
         self._table.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.find_outcome(half)
         if found.phase in DECIDING:
             found.waiting_intents.append(intent)
-            raise IntentQueued
+            raise IntentQueuedUntilDurable
         return TxnState.PREPARED
 
     # ------------------------------------------------------------------ prepare
     def _prepare(self, intent: PrepareHalf, now: float) -> None:
-        known = self.find_state(intent.half, intent, intent.owner)
+        known = self.find_half_state(intent.half, intent, intent.owner)
         if known is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if known is not None:
@@ -314,7 +314,7 @@ class HalfMessages:
     def _wait_if_deciding(self, half: OpenHalf, intent: Intent) -> None:
         if half.phase in DECIDING:
             half.waiting_intents.append(intent)
-            raise IntentQueued
+            raise IntentQueuedUntilDurable
 
     def _decided(self, half: OpenHalf, intent: Intent, *, is_commit: bool, now: float) -> None:
         self._leave(half)
@@ -349,7 +349,7 @@ class HalfMessages:
             case HalfChange.REVIVE if half.phase is Phase.PARKED:
                 half.phase, half.age_start = Phase.REVIVING, now
                 half.waiting_intents.append(intent)
-                self._coordinator.decisions.decide(HalfNoted(half.record.half, 0, 0.0, ""))
+                self._coordinator.decisions.decide(HalfAgeRecorded(half.record.half, 0, 0.0, ""))
             case HalfChange.REVIVE if half.phase is Phase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
@@ -421,7 +421,7 @@ class HalfMessages:
         self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
         self._group_of[intent.member] = key
-        self._groups.setdefault(key, HalfGroup()).members[intent.member] = MemberChecks()
+        self._groups.setdefault(key, HalfGroup()).members[intent.member] = HalfChecksOfMember()
         self._answer(intent, None)
         self._ask(key, now)
 
@@ -481,7 +481,7 @@ class HalfMessages:
         else:
             self._wait(half, now)
             # the count is this object's too, before it is durable: the next answer counts on
-            noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.age_start, "")
+            noted = HalfAgeRecorded(half.record.half, half.record.unknown + 1, now - half.age_start, "")
             half.record = _noted(half.record, noted)
             self._coordinator.decisions.decide(noted)
         self._ask(half.group_key, now)
@@ -514,7 +514,7 @@ class HalfMessages:
         self._leave(half)
         half.phase = Phase.PARKING
         self._coordinator.decisions.decide(
-            HalfNoted(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
+            HalfAgeRecorded(half.record.half, half.record.unknown + unknown, now - half.age_start, why)
         )
         self._ask(half.group_key, now)
 
@@ -528,12 +528,12 @@ class HalfMessages:
                 half.phase = Phase.WAITING
                 self._arm(half, now + record.check_after_s)
                 self._resolved(half, now)
-            case HalfNoted():
+            case HalfAgeRecorded():
                 self._on_noted(record, now)
             case HalfRolledBack():
                 self.remove_half(record.half, "rolled_back", now)
 
-    def _on_noted(self, record: HalfNoted, now: float) -> None:
+    def _on_noted(self, record: HalfAgeRecorded, now: float) -> None:
         half = self._halves.get(record.half)
         if half is None:
             return
@@ -541,7 +541,7 @@ class HalfMessages:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
-            self._coordinator.decisions.effects.append(WarnParked(record.half, half.record.group, record.parked))
+            self._coordinator.decisions.effects.append(WarnOfParkedHalf(record.half, half.record.group, record.parked))
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
@@ -567,7 +567,7 @@ class HalfMessages:
 
     def _resolved(self, half: OpenHalf, now: float) -> None:
         later, half.waiting_intents = half.waiting_intents, []
-        self._coordinator.outcomes.receive_again(later, now)
+        self._coordinator.outcomes.receive_queued_intent(later, now)
 
     def _add(self, half: OpenHalf) -> None:
         self._halves[half.record.half] = half
@@ -598,7 +598,7 @@ class HalfMessages:
         self._expire_outcomes(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
-            for note in self.make_age_records(now):
+            for note in self.make_half_age_records(now):
                 self._coordinator.decisions.decide(note)
 
     def _passed(self, half: OpenHalf, now: float) -> None:
@@ -621,13 +621,13 @@ class HalfMessages:
         """Discards outcomes that are older than `retention_s`, or up to an eighth more."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
-            self._coordinator.decisions.defer(HalvesForgotten(self._ended.popleft()[1].serialize()))
+            self._coordinator.decisions.defer(HalfOutcomesDiscarded(self._ended.popleft()[1].serialize()))
 
-    def make_age_records(self, now: float) -> list[HalfNoted]:
+    def make_half_age_records(self, now: float) -> list[HalfAgeRecorded]:
         """Returns records that store the current age of each half message that waits for a check, or is being
         checked."""
         return [
-            HalfNoted(number, half.record.unknown, now - half.age_start, "")
+            HalfAgeRecorded(number, half.record.unknown, now - half.age_start, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
         ]  # fmt: skip
 
@@ -649,7 +649,7 @@ class HalfMessages:
         parked = sum(half.phase is Phase.PARKED for half in self._halves.values())
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
-    def half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
+    def list_half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
         """Returns up to `limit` half messages, the oldest first: only `half` if it is given, else those of `group`; of
         all groups if it is empty."""
         if half is not None:
@@ -690,7 +690,7 @@ class HalfMessages:
             assert not (group.ready and free), "a member with room is asked"
 
 
-def _noted(record: HalfStored, note: HalfNoted) -> HalfStored:
+def _noted(record: HalfStored, note: HalfAgeRecorded) -> HalfStored:
     return HalfStored(
         record.half, record.owner, record.group, record.check_key, record.check_after_s, record.messages,
         note.unknown, note.age_s, note.parked,

@@ -262,7 +262,7 @@ class PublishHalf(NamedTuple):
     messages: Sequence[HalfMessage]
 
 
-class WarnParked(NamedTuple):
+class WarnOfParkedHalf(NamedTuple):
     """Warns that the half message is parked: an operator must decide."""
 
     half: int
@@ -270,10 +270,10 @@ class WarnParked(NamedTuple):
     why: str
 
 
-Effect = Answer | SendOutcome | AbandonEpoch | AskHalf | PublishHalf | WarnParked
+Effect = Answer | SendOutcome | AbandonEpoch | AskHalf | PublishHalf | WarnOfParkedHalf
 
 
-class Append(NamedTuple):
+class AppendRecords(NamedTuple):
     """Appends the records in this order; then `on_appended(number)`, or `end_epoch` if the outcome is unknown."""
 
     number: int

@@ -8,11 +8,12 @@
 
 **Take-over** is the order of `TAKE_OVER` and nothing else:
 
-    read_claim       the claim, the epoch and the ledger
+    read_coordinator_claim       the claim, the epoch and the ledger
     recover_ledger   its writer is fenced for good, and all that was confirmed is read
-    claim_record     compare-and-set against what was read: the next epoch, and a claim that no other owner has; then
+    store_coordinator_claim     compare-and-set against what was read: the next epoch, and a claim that no other owner
+    has; then
                      it is noted that this coordinator has begun: without its record it is not taken over any more
-    check_taken_over nothing is answered before
+    check_taken_over_by_other nothing is answered before
 
 What the former owner confirmed is in the ledger that was recovered: the claim succeeds only if the record still names
 that ledger. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
@@ -36,7 +37,7 @@ import msgspec
 from ...ledger import LedgerWriter
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
-from ...metadata.store import MetadataStore, Versioned, get_record, update_node, update_record
+from ...metadata.store import MetadataStore, VersionedValue, get_record, update_node, update_record
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
 from ...proto.states import EPOCH_BITS
 from ...runtime.network import World
@@ -82,7 +83,7 @@ class CoordinatorLog:
         self._ledgers = ledgers
         self._give_up_s = give_up_s
         self._path = paths.coordinator(number)
-        self._found: Versioned | None = None
+        self._found: VersionedValue | None = None
         self._stored = b""
         self._record = CoordinatorRecord()
         self._state = CoordinatorState()
@@ -102,7 +103,7 @@ class CoordinatorLog:
             await step(self)
         return self._state, self.epoch
 
-    async def read_claim(self) -> None:
+    async def read_coordinator_claim(self) -> None:
         self._found = await self._metadata.get(self._path)
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
@@ -149,7 +150,7 @@ class CoordinatorLog:
         node = await self._metadata.get(self._path)
         return node is not None and self._found is not None and node.value == self._found.value
 
-    async def claim_record(self) -> None:
+    async def store_coordinator_claim(self) -> None:
         if self._record.epoch >= (1 << EPOCH_BITS) - 1:
             raise DataLost(f"coordinator {self.number} has no epochs any more; its ids are used up")
         claim = self._world.rng.randbytes(8).hex()
@@ -172,7 +173,7 @@ class CoordinatorLog:
 
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
-    async def check_taken_over(self) -> None:
+    async def check_taken_over_by_other(self) -> None:
         self._found = None
 
     async def is_owner(self) -> bool:
@@ -186,7 +187,7 @@ class CoordinatorLog:
         value = encode(record, self._path)
         ours = {self._stored, value}
 
-        def transform(node: Versioned | None) -> bytes | None:
+        def transform(node: VersionedValue | None) -> bytes | None:
             if (node is None and not made) or (node is not None and node.value not in ours):
                 raise CoordinatorFenced(f"coordinator {self.number} was taken over by another broker")
             return value
@@ -293,7 +294,7 @@ class CoordinatorLog:
 
 
 TAKE_OVER = (
-    CoordinatorLog.read_claim, CoordinatorLog.recover_ledger, CoordinatorLog.claim_record,
-    CoordinatorLog.check_taken_over,
+    CoordinatorLog.read_coordinator_claim, CoordinatorLog.recover_ledger, CoordinatorLog.store_coordinator_claim,
+    CoordinatorLog.check_taken_over_by_other,
 )  # fmt: skip
 """The order of a take-over."""

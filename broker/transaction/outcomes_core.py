@@ -1,6 +1,7 @@
 """How a transaction gets its outcome: decisions are gathered for one append, and take effect when that is durable.
 
-    Decisions   what is decided and not durable: take_append() → take_durable(number), one append at a time with all
+    Decisions   what is decided and not durable: take_next_append() → take_durable_decisions(number), one append at a
+    time with all
                 that was decided; and the effects of an event, which the coordinator returns
     Outcomes    aborts, and what a participant is told until it has stored the outcome
 
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 from ...proto.errors import NotOwner
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import IntentQueued
-from .intents_core import AbandonEpoch, AbortReason, Answer, Append, Effect, Intent, Result, SendOutcome
+from .halves_core import IntentQueuedUntilDurable
+from .intents_core import AbandonEpoch, AbortReason, Answer, AppendRecords, Effect, Intent, Result, SendOutcome
 from .records_core import Aborted, AnyRecord, Done, Participant, TransactionOwner, make_commit_record
 from .table_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
 
@@ -29,7 +30,7 @@ class Decision(NamedTuple):
     intent: Intent | None = None
 
 
-class Decisions:
+class UndurableDecisions:
     """The records that are decided and not durable, and the effects that the driver has not taken."""
 
     def __init__(self) -> None:
@@ -49,12 +50,12 @@ class Decisions:
         """Adds a record that does no harm if it is lost: it waits for an append that another one makes due."""
         self.deferred.append(Decision(record))
 
-    def promote_deferred_records(self) -> None:
+    def append_deferred_records_next(self) -> None:
         """Makes an append due for the records that could wait for another append: they have waited long enough."""
         self.gathered += self.deferred
         self.deferred = []
 
-    def take_append(self) -> Append | None:
+    def take_next_append(self) -> AppendRecords | None:
         """Returns the next append, with all records that were decided, or None if none was decided or an append is in
         flight."""
         if self.writing or not self.gathered:
@@ -62,9 +63,9 @@ class Decisions:
         self.writing = [*self.gathered, *self.deferred]
         self.gathered, self.deferred = [], []
         self._number += 1
-        return Append(self._number, [each.record for each in self.writing])
+        return AppendRecords(self._number, [each.record for each in self.writing])
 
-    def take_durable(self, number: int) -> list[Decision]:
+    def take_durable_decisions(self, number: int) -> list[Decision]:
         """Returns the decisions of append `number`, whose records are durable; the next append may follow."""
         assert number == self._number, "one append at a time"
         assert self.writing, "an append has records"
@@ -94,22 +95,24 @@ class Decisions:
         self.effects.append(AbandonEpoch(why))
 
 
-class Outcomes:
+class OutcomeDecider:
     """What becomes of transactions: a use opens one, an abort ends it, and an outcome is told until each participant
     has stored it."""
 
-    def __init__(self, table: TransactionTable, decisions: Decisions, receive: Callable[[Intent, float], None]) -> None:
+    def __init__(
+        self, table: TransactionTable, decisions: UndurableDecisions, receive: Callable[[Intent, float], None]
+    ) -> None:
         """`receive` handles an intent, with its time, that waited while a transaction was in doubt."""
         self._table = table
         self._decisions = decisions
         self._receive = receive
 
-    def receive_waiting(self, live: LiveTransaction, now: float) -> None:
+    def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
         """Handles the intents that waited while `live` was in doubt."""
         intents, live.waiting_intents = live.waiting_intents, []
-        self.receive_again(intents, now)
+        self.receive_queued_intent(intents, now)
 
-    def receive_again(self, intents: Iterable[Intent], now: float) -> None:
+    def receive_queued_intent(self, intents: Iterable[Intent], now: float) -> None:
         for intent in intents:
             self._receive(intent, now)
 
@@ -128,34 +131,34 @@ class Outcomes:
         if self._table.state.is_committed(txn):
             return TxnState.COMMITTED
         if txn >= self._table.next_id:
-            raise self._table.unknown_id_error(txn)
+            raise self._table.make_unknown_id_error(txn)
         return TxnState.ABORTED
 
     def _use(self, txn: int, now: float) -> None:
         owned = self._table.unused[txn].owned
         if self._table.unused[txn].until <= now:
-            self.abort_or_void(txn, AbortReason.LEASE, now)
-        elif self._table.is_superseded(owned):
-            self.abort_or_void(txn, AbortReason.SUPERSEDED, now)
+            self.abort_or_void_id(txn, AbortReason.LEASE, now)
+        elif self._table.has_later_name_holder(owned):
+            self.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
         else:
             del self._table.unused[txn]  # its owner, name and sink have it as before
             self._table.live[txn] = LiveTransaction(txn, owned, now, now + owned.timeout_s)
             heapq.heappush(self._table.deadlines, (now + owned.timeout_s, txn))
             self._table.counters.begun += 1
 
-    def find_certain(
+    def find_transaction_not_in_doubt(
         self, txn: int, intent: Intent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns what `find` returns. Raises IntentQueued while the transaction is in doubt; the intent is handled
-        later."""
+        """Returns what `find` returns. Raises IntentQueuedUntilDurable while the transaction is in doubt; the intent is
+        handled later."""
         found = self.find(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)
-            raise IntentQueued
+            raise IntentQueuedUntilDurable
         return found
 
     # ------------------------------------------------------------------ outcomes
-    def commit_nothing(self, live: LiveTransaction, now: float) -> None:
+    def commit_without_participants(self, live: LiveTransaction, now: float) -> None:
         """Commits a transaction without participants. Its record is added to the next append; it does no harm if the
         record is lost."""
         self._table.remove(live)
@@ -174,25 +177,25 @@ class Outcomes:
             return
         assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
         self._table.remove(live)
-        self.end_aborted(live, now, is_durable=False)
+        self.record_aborted_end(live, now, is_durable=False)
 
-    def end_aborted(self, live: LiveTransaction, now: float, *, is_durable: bool) -> None:
+    def record_aborted_end(self, live: LiveTransaction, now: float, *, is_durable: bool) -> None:
         self._table.counters.count_ended(now - live.began)
         self._table.record_abort(live.txn, live.reason, live.owned.owner)
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
-    def abort_or_void(self, txn: int, reason: AbortReason, now: float) -> None:
+    def abort_or_void_id(self, txn: int, reason: AbortReason, now: float) -> None:
         """Aborts the transaction, or voids the id that was not used yet; does nothing while it is in doubt."""
         lease = self._table.unused.pop(txn, None)
         if lease is not None:
-            self._table.unindex(txn, lease.owned)
+            self._table.remove_from_indexes(txn, lease.owned)
             self._table.record_abort(txn, reason, lease.owned.owner)
             return
         live = self._table.live[txn]
         if live.phase not in IN_DOUBT:
             self.abort(live, reason, now)
 
-    def abort_outdated(self, live: LiveTransaction, now: float) -> None:
+    def abort_if_superseded(self, live: LiveTransaction, now: float) -> None:
         """Aborts `live` if its name got a later holder, or its sink committed the batch, while it was in doubt."""
         owned = live.owned
         if live.phase not in (Phase.OPEN, Phase.PREPARED):
@@ -200,7 +203,7 @@ class Outcomes:
         holder = self._table.state.names.find(owned.owner, owned.name) if owned.name else None
         if holder is not None and holder.holder > owned.holder:
             self.abort(live, AbortReason.FENCED, now)
-        elif self._table.is_superseded(owned):
+        elif self._table.has_later_name_holder(owned):
             self.abort(live, AbortReason.SUPERSEDED, now)
 
     # ------------------------------------------------------------------ settling

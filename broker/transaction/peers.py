@@ -22,7 +22,7 @@ from ...proto.states import TxnId, TxnState
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ...runtime.tasks import Tasks
 from ..common.retry import LogThrottle
-from ..common.transactions import Joined, Settlement, TransactionFacts
+from ..common.transactions import Joined, ReportedTransaction, Settlement
 
 TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
@@ -58,7 +58,7 @@ class BrokerPeers:
             return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
         return TxnState(reply.state)
 
-    async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
+    async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
         """Asks the owner of a coordinator to abort a transaction if it is open, and returns its state afterwards; with
         `only_tell`, only asks for the state. Raises the same errors as `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
@@ -66,7 +66,7 @@ class BrokerPeers:
         if reply.HasField("error"):
             raise from_wire(reply.error)
         found = reply.found
-        return TransactionFacts(
+        return ReportedTransaction(
             txn, TxnState(found.state), found.owner, found.name, found.address, found.sink.sink_id,
             found.age_ms / 1000, found.remaining_ms / 1000,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class BrokerPeers:
     async def settle(
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
-        items = [wire_settlement(each, topic) for each in settlements]
+        items = [encode_settlement(each, topic) for each in settlements]
         replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
 
@@ -134,7 +134,7 @@ class BrokerPeers:
         self._channels.clear()
 
 
-def wire_settlement(settlement: Settlement, topic: TopicName) -> wire.Settlement:
+def encode_settlement(settlement: Settlement, topic: TopicName) -> wire.Settlement:
     txn, last = settlement.txn, settlement.last
     return wire.Settlement(
         txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, committed=settlement.committed,

@@ -8,11 +8,12 @@
     Named       the name has this holder; earlier ones are fenced
     Unnamed     the names are forgotten
     Forgotten   outcomes of ids below are not kept any more
-    HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
+    EpochHandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
     Kept        in a snapshot alone: outcomes of transactions that are done
     Counted     in a snapshot alone: the largest number of a holder
-    SinkKept    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any more
-    HalfStored, HalfNoted, HalfRolledBack, HalvesKept, HalvesForgotten: of half messages (state_core.py)
+    KeptSinkBatch    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any
+    more HalfStored, HalfAgeRecorded, HalfRolledBack, KeptHalfOutcomes, HalfOutcomesDiscarded: of half messages
+    (state_core.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
@@ -36,7 +37,7 @@ class Participant(NamedTuple):
     entry: int = -1
 
 
-class Share(NamedTuple):
+class ParticipantByTopicIndex(NamedTuple):
     """A Participant whose topic is an index into the record's list of topics."""
 
     topic: int
@@ -86,7 +87,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 class Committed(Record, frozen=True, array_like=True, tag=1):
     """Commits transactions, together."""
 
-    txns: list[tuple[int, list[Share]]]
+    txns: list[tuple[int, list[ParticipantByTopicIndex]]]
     topics: list[str]
     sink: SinkBatch | None = None
     half: int = 0  # that the transaction publishes: it is committed with it; 0: none
@@ -123,7 +124,7 @@ class Detached(Record, frozen=True, array_like=True, tag=5):
     topic: str
 
 
-class Named(Record, frozen=True, array_like=True, tag=6):
+class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
     """Makes `holder` the holder of a name; earlier holders are fenced."""
 
     name: str
@@ -132,20 +133,20 @@ class Named(Record, frozen=True, array_like=True, tag=6):
     owner: str = ""
 
 
-class Unnamed(Record, frozen=True, array_like=True, tag=7):
+class IdleNamesRemoved(Record, frozen=True, array_like=True, tag=7):
     """Removes names that were idle too long."""
 
     names: list[str]
     owners: list[str] = []  # of each of them; fewer: of no role
 
 
-class Forgotten(Record, frozen=True, array_like=True, tag=8):
+class OutcomesDiscarded(Record, frozen=True, array_like=True, tag=8):
     """Discards the outcomes of all ids below `below`."""
 
     below: int
 
 
-class HandedOpen(NamedTuple):
+class HandedOverTransaction(NamedTuple):
     """An open transaction, with the topics that joined it."""
 
     txn: int
@@ -153,22 +154,22 @@ class HandedOpen(NamedTuple):
     topics: list[str]
 
 
-class HandedLease(NamedTuple):
+class HandedOverIdLease(NamedTuple):
     """Ids that were given to a client and not used yet."""
 
     txns: list[int]
     owned: TransactionOwner
 
 
-class HandedOver(Record, frozen=True, array_like=True, tag=9):
+class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
     """Hands over the open transactions to the next epoch."""
 
     epoch: int
-    opened: list[HandedOpen]
-    leases: list[HandedLease]
+    opened: list[HandedOverTransaction]
+    leases: list[HandedOverIdLease]
 
 
-class Kept(Record, frozen=True, array_like=True, tag=10):
+class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
     """In a snapshot: the outcomes of transactions that every participant has stored."""
 
     high: int  # the ids' upper 31 bits
@@ -176,13 +177,13 @@ class Kept(Record, frozen=True, array_like=True, tag=10):
     owners: dict[str, bytes] = {}  # those of them that a role began
 
 
-class Counted(Record, frozen=True, array_like=True, tag=11):
+class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
     """In a snapshot: the largest number that a holder of a name was given."""
 
     holders: int
 
 
-class SinkKept(Record, frozen=True, array_like=True, tag=12):
+class KeptSinkBatch(Record, frozen=True, array_like=True, tag=12):
     """The last committed batch of a sink, and for how long the sink was idle."""
 
     sink: SinkBatch
@@ -209,7 +210,7 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
     parked: str = ""
 
 
-class HalfNoted(Record, frozen=True, array_like=True, tag=14):
+class HalfAgeRecorded(Record, frozen=True, array_like=True, tag=14):
     """Records the age of a half message, how often UNKNOWN was answered, and whether it is parked."""
 
     half: int
@@ -224,7 +225,7 @@ class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
     half: int
 
 
-class HalvesKept(Record, frozen=True, array_like=True, tag=16):
+class KeptHalfOutcomes(Record, frozen=True, array_like=True, tag=16):
     """In a snapshot: the outcomes of half messages."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
@@ -232,16 +233,17 @@ class HalvesKept(Record, frozen=True, array_like=True, tag=16):
     owners: dict[str, bytes] = {}  # those of both that a role prepared
 
 
-class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
+class HalfOutcomesDiscarded(Record, frozen=True, array_like=True, tag=17):
     """Discards the outcomes of these half messages."""
 
     halves: bytes
 
 
-HalfRecord = HalfStored | HalfNoted | HalfRolledBack | HalvesKept | HalvesForgotten
+HalfRecord = HalfStored | HalfAgeRecorded | HalfRolledBack | KeptHalfOutcomes | HalfOutcomesDiscarded
 AnyRecord = (
-    Committed | Prepared | Aborted | Done | Detached | Named | Unnamed | Forgotten | HandedOver | Kept | Counted
-    | SinkKept | HalfRecord
+    Committed | Prepared | Aborted | Done | Detached | NameHolderChanged | IdleNamesRemoved | OutcomesDiscarded
+    | EpochHandedOver | KeptOutcomes | LargestHolderNumber
+    | KeptSinkBatch | HalfRecord
 )  # fmt: skip
 
 
@@ -251,11 +253,11 @@ def make_commit_record(
     """Returns the record that commits these transactions with their participants."""
     topics: dict[str, int] = {}
     rows = [
-        (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
+        (txn, [ParticipantByTopicIndex(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
         for txn, participants in txns.items()
     ]
     return Committed(rows, list(topics), sink, half, owner)
 
 
-def decode_participants(record: Committed, shares: list[Share]) -> list[Participant]:
+def decode_participants(record: Committed, shares: list[ParticipantByTopicIndex]) -> list[Participant]:
     return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

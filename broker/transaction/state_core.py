@@ -22,25 +22,25 @@ from .records_core import (
     Aborted,
     AnyRecord,
     Committed,
-    Counted,
     Detached,
     Done,
-    Forgotten,
-    HalfNoted,
+    EpochHandedOver,
+    HalfAgeRecorded,
+    HalfOutcomesDiscarded,
     HalfRecord,
     HalfRolledBack,
     HalfStored,
-    HalvesForgotten,
-    HalvesKept,
-    HandedOver,
-    Kept,
-    Named,
+    IdleNamesRemoved,
+    KeptHalfOutcomes,
+    KeptOutcomes,
+    KeptSinkBatch,
+    LargestHolderNumber,
+    NameHolderChanged,
+    OutcomesDiscarded,
     Participant,
     Prepared,
     SinkBatch,
-    SinkKept,
     TransactionOwner,
-    Unnamed,
     decode_participants,
     make_commit_record,
 )
@@ -52,8 +52,8 @@ from .records_core import (
 #     halves.outcome(half)                       COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
 #
 # A half is in `open` from its HalfStored to the record that ends it: the COMMIT of the transaction that published it
-# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalvesForgotten. Its age is that of
-# the last HalfNoted: the time since then is lost in a take-over, so that no clock of another machine matters.
+# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalfOutcomesDiscarded. Its age is that
+# of the last HalfAgeRecorded: the time since then is lost in a take-over, so that no clock of another machine matters.
 # Guards: tests/broker/transaction/test_halves_walk.py.
 
 
@@ -74,7 +74,7 @@ class StoredHalves:
             case HalfStored():
                 self.open[record.half] = record
                 self.size_bytes += half_size_bytes(record)
-            case HalfNoted():
+            case HalfAgeRecorded():
                 found = self.open.get(record.half)
                 if found is not None:
                     self.open[record.half] = msgspec.structs.replace(
@@ -83,11 +83,11 @@ class StoredHalves:
             case HalfRolledBack():
                 self._remove(record.half)
                 self._rolled_back.add(record.half)
-            case HalvesKept():
+            case KeptHalfOutcomes():
                 self._committed = BitMap64.deserialize(record.committed)
                 self._rolled_back = BitMap64.deserialize(record.rolled_back)
                 self._of = {owner: BitMap64.deserialize(ids) for owner, ids in record.owners.items()}
-            case HalvesForgotten():
+            case HalfOutcomesDiscarded():
                 forgotten = BitMap64.deserialize(record.halves)
                 self._committed -= forgotten
                 self._rolled_back -= forgotten
@@ -131,7 +131,7 @@ class StoredHalves:
         yield from self.open.values()
         if self._committed or self._rolled_back:
             owners = {owner: ids.serialize() for owner, ids in self._of.items()}
-            yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize(), owners)
+            yield KeptHalfOutcomes(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -168,7 +168,7 @@ Ids = dict[int, BitMap]
 """Upper bits of ids → a bitmap of their lower ones."""
 
 
-class ByRoleAndName(Generic[Value]):
+class ValuesByRoleAndName(Generic[Value]):
     """Values by role and name."""
 
     __slots__ = ("_counts", "_values")
@@ -243,7 +243,7 @@ class CommittedIds:
             discard_ids_below(ids, below)
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
-    def restore_ids(self, record: Kept) -> None:
+    def restore_ids(self, record: KeptOutcomes) -> None:
         everything, owned = BitMap.deserialize(record.committed), BitMap()
         for owner, ids in record.owners.items():
             found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
@@ -253,13 +253,13 @@ class CommittedIds:
         if owned:
             self._owned[record.high] = owned
 
-    def snapshot(self) -> Iterator[Kept]:
+    def snapshot(self) -> Iterator[KeptOutcomes]:
         """Yields the records of a snapshot. Their field `committed` lists the ids of all roles, because an earlier
         version reads only that field."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
-            yield Kept(high, everything.serialize(), owners)
+            yield KeptOutcomes(high, everything.serialize(), owners)
 
     def ids_by_owner(self) -> dict[str, set[int]]:
         """Returns the ids of committed transactions by the role that began them; "": no role."""
@@ -330,11 +330,11 @@ class CoordinatorState:
         self.kept = CommittedIds()
         self.unsettled: dict[int, UnsettledOutcome] = {}
         self.prepared: dict[int, Prepared] = {}
-        self.names: ByRoleAndName[NameHolder] = ByRoleAndName()
-        self.sinks: ByRoleAndName[SinkBatch] = ByRoleAndName()
+        self.names: ValuesByRoleAndName[NameHolder] = ValuesByRoleAndName()
+        self.sinks: ValuesByRoleAndName[SinkBatch] = ValuesByRoleAndName()
         self.last_holder = 0  # the largest number of a holder of any name: none is given twice
         self.forgotten_below = 0  # the outcomes of ids below are not known any more
-        self.handed: list[HandedOver] = []
+        self.handed: list[EpochHandedOver] = []
         self.halves = StoredHalves()
 
     def is_committed(self, txn: int) -> bool:
@@ -357,24 +357,24 @@ class CoordinatorState:
                 outcome = self.unsettled.get(record.txn)
                 if outcome is not None:
                     outcome.waiting.pop(record.topic, None)
-            case Named():
+            case NameHolderChanged():
                 self.names.put(record.owner, record.name, NameHolder(record.holder, record.idle_s))
                 self.last_holder = max(self.last_holder, record.holder)
-            case Unnamed():
+            case IdleNamesRemoved():
                 for owner, name in zip_longest(record.owners, record.names, fillvalue=""):
                     self.names.remove(owner, name)
-            case Forgotten():
+            case OutcomesDiscarded():
                 self.forgotten_below = record.below
                 self.kept.discard_ids_below(record.below)
-            case HandedOver():
+            case EpochHandedOver():
                 self.handed.append(record)
-            case Kept():
+            case KeptOutcomes():
                 self.kept.restore_ids(record)
-            case Counted():
+            case LargestHolderNumber():
                 self.last_holder = record.holders
-            case SinkKept():
+            case KeptSinkBatch():
                 self._sink(record.sink)
-            case HalfStored() | HalfNoted() | HalfRolledBack() | HalvesKept() | HalvesForgotten():
+            case HalfStored() | HalfAgeRecorded() | HalfRolledBack() | KeptHalfOutcomes() | HalfOutcomesDiscarded():
                 self.halves.apply(record)
             case _:
                 assert_never(record)
@@ -399,8 +399,8 @@ class CoordinatorState:
 
     def snapshot(self) -> Iterator[AnyRecord]:
         """Yields records that restore the state. Each is small, so that they can be divided among entries."""
-        yield Counted(self.last_holder)
-        yield Forgotten(self.forgotten_below)
+        yield LargestHolderNumber(self.last_holder)
+        yield OutcomesDiscarded(self.forgotten_below)
         for txn, outcome in self.unsettled.items():
             if outcome.committed:
                 yield make_commit_record({txn: list(outcome.waiting.values())}, owner=outcome.owner)
@@ -410,8 +410,8 @@ class CoordinatorState:
         yield from self.kept.snapshot()
         yield from self.prepared.values()
         for (owner, name), each in self.names.items():
-            yield Named(name, each.holder, each.idle_s, owner)
-        yield from (SinkKept(sink) for _, sink in self.sinks.items())
+            yield NameHolderChanged(name, each.holder, each.idle_s, owner)
+        yield from (KeptSinkBatch(sink) for _, sink in self.sinks.items())
         yield from self.halves.snapshot()
 
     def check(self) -> None:

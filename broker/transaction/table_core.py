@@ -140,7 +140,7 @@ class TransactionTable:
 
     def remove(self, live: LiveTransaction) -> None:
         del self.live[live.txn]
-        self.unindex(live.txn, live.owned)
+        self.remove_from_indexes(live.txn, live.owned)
 
     def _index(self, txn: int, owned: TransactionOwner) -> None:
         self.open_by_owner[owned.owner] = self.open_by_owner.get(owned.owner, 0) + 1
@@ -149,7 +149,7 @@ class TransactionTable:
         if owned.tag is not None:
             self.by_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
 
-    def unindex(self, txn: int, owned: TransactionOwner) -> None:
+    def remove_from_indexes(self, txn: int, owned: TransactionOwner) -> None:
         self.open_by_owner[owned.owner] -= 1
         if not self.open_by_owner[owned.owner]:
             del self.open_by_owner[owned.owner]
@@ -173,7 +173,7 @@ class TransactionTable:
         if began == owner:
             return
         if began is not None or self._has_half_of_other(txn, owner) or self.state.kept.has_other_owner(txn, owner):
-            raise self.unknown_id_error(txn)
+            raise self.make_unknown_id_error(txn)
 
     def _owner_of(self, txn: int) -> str | None:
         """Returns the role that began the transaction; None if the id is in no table, so that the role is not known."""
@@ -185,10 +185,10 @@ class TransactionTable:
             return gone.owner
         return (outcome.owner or None) if outcome is not None else None
 
-    def unknown_id_error(self, txn: int) -> InvalidRequest:
+    def make_unknown_id_error(self, txn: int) -> InvalidRequest:
         return InvalidRequest(f"{self.txn_id(txn)} was never given")
 
-    def is_superseded(self, owned: TransactionOwner) -> bool:
+    def has_later_name_holder(self, owned: TransactionOwner) -> bool:
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
@@ -208,12 +208,12 @@ class TransactionTable:
         gone = self._gone.get(txn)
         return gone.reason if gone is not None else unknown
 
-    def forgotten_error(self, txn: int) -> TransactionForgotten:
+    def make_forgotten_error(self, txn: int) -> TransactionForgotten:
         return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def why_aborted(self, txn: int) -> MagnetarError:
         if txn < self.state.forgotten_below:
-            return self.forgotten_error(txn)
+            return self.make_forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
         reason = self._reason_of(txn, AbortReason.LOST if lost else AbortReason.TIMEOUT)
         if reason is AbortReason.FENCED:

@@ -243,7 +243,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
             yield Alarm(f"{text} Do most have one key?", f"magnetar topics partitioned-stats {base}", needed=False)
 
 
-class Risk(NamedTuple):
+class DoctorRisk(NamedTuple):
     """A value of a broker's setting that somebody may not have meant."""
 
     setting: str
@@ -252,14 +252,15 @@ class Risk(NamedTuple):
 
 
 RISKS = (
-    Risk("log_level", lambda text: text == "debug", "each request may be a line of the log"),
-    Risk("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
-    Risk("session_lost_grace_s", lambda text: float(text) == 0, "topics close when the metadata is away for a moment"),
-    Risk("drain_timeout_s", lambda text: float(text) == 0, "clients wait longer when a broker is restarted"),
-    Risk("cursor_flush_s", lambda text: float(text) > 10, "a crash redelivers so much"),
-    Risk("retention_minutes", lambda text: text == "-1", "nothing is ever deleted: the disks fill"),
-    Risk("orphan_age_s", lambda text: float(text) < 600, "a ledger that is about to be listed may be deleted"),
-    Risk("authorization_allow_wildcards_matching", lambda text: text == "true", "a role `*` is every caller"),
+    DoctorRisk("log_level", lambda text: text == "debug", "each request may be a line of the log"),
+    DoctorRisk("degraded_writes", lambda text: text == "false", "one lost bookie may stop publishing"),
+    DoctorRisk("session_lost_grace_s", lambda text: float(text) == 0,
+    "topics close when the metadata is away for a moment"),
+    DoctorRisk("drain_timeout_s", lambda text: float(text) == 0, "clients wait longer when a broker is restarted"),
+    DoctorRisk("cursor_flush_s", lambda text: float(text) > 10, "a crash redelivers so much"),
+    DoctorRisk("retention_minutes", lambda text: text == "-1", "nothing is ever deleted: the disks fill"),
+    DoctorRisk("orphan_age_s", lambda text: float(text) < 600, "a ledger that is about to be listed may be deleted"),
+    DoctorRisk("authorization_allow_wildcards_matching", lambda text: text == "true", "a role `*` is every caller"),
 )  # fmt: skip
 
 

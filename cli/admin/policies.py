@@ -192,9 +192,9 @@ def change_policies(session: Session, level: str, target: str, given: dict[str, 
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:
-    from ...broker.log.log_shape_core import quorum_risks
+    from ...broker.log.log_shape_core import describe_quorum_risks
 
     bookies = sum(not each.read_only for each in session.admin.bookies())
     shape = (policies.ensemble_size or 0, policies.write_quorum or 0, policies.ack_quorum or 0)
-    for risk in quorum_risks(*shape, bookies):
+    for risk in describe_quorum_risks(*shape, bookies):
         click.echo(f"warning: {risk}", err=True)

@@ -94,7 +94,7 @@ def redact_values(value: Any, name: str = "") -> Any:
     return [redact_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-class Bundle:
+class SupportBundle:
     """The files of a bundle, by name, and the parts that could not be had."""
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> Bundle:
+def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> SupportBundle:
     """Asks the cluster for all parts. Raises the error of the first request, so that there is a broker."""
-    bundle = Bundle()
+    bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)
     facts = doctor.gather(session, None)
@@ -168,7 +168,7 @@ def _add_statistics(stats: list[Any], session: Session, name: str) -> None:
     stats.append(asdict(session.admin.topic_stats(name)))
 
 
-def _add_broker(bundle: Bundle, session: Session, endpoint: str, number: int) -> None:
+def _add_broker(bundle: SupportBundle, session: Session, endpoint: str, number: int) -> None:
     other = session.at(endpoint)
     try:
         found = other.admin.describe_broker(tasks=number == 1, metrics=True)
@@ -182,20 +182,20 @@ def _add_broker(bundle: Bundle, session: Session, endpoint: str, number: int) ->
         bundle.add_text(f"{folder}/tasks.txt", found.tasks)
 
 
-def _add_config(bundle: Bundle, path: Path) -> None:
+def _add_config(bundle: SupportBundle, path: Path) -> None:
     import tomllib
 
     bundle.add_document(f"config/{path.name}.json", tomllib.loads(path.read_text("utf-8")))
 
 
-def _add_log(bundle: Bundle, path: Path) -> None:
+def _add_log(bundle: SupportBundle, path: Path) -> None:
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - LOG_BYTES))
         bundle.add_text(f"logs/{path.name}", stream.read(LOG_BYTES).decode("utf-8", "replace"))
 
 
-def _readme(bundle: Bundle, now: str) -> Iterator[str]:
+def _readme(bundle: SupportBundle, now: str) -> Iterator[str]:
     from ...proto.versions import version_text
 
     yield f"Made {now} by\n{version_text()}\n"

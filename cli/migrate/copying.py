@@ -53,9 +53,9 @@ from .source import (
     Backlog,
     CopiedTopic,
     EndOfTopic,
+    MigrationSource,
     Origin,
     PartitionReader,
-    Source,
     SourceEntry,
     encode_copy,
     hash_topic,
@@ -229,7 +229,7 @@ class DestinationState:
 class SchemaVersions:
     """Copies the schemas of one topic, and maps each version of the source to that of the destination."""
 
-    def __init__(self, source: Source, admin: AdminClient, topic: TopicName) -> None:
+    def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
         self._admin = admin
         self._topic = topic
@@ -267,7 +267,9 @@ class SchemaVersions:
 class Copier:
     """Copies topics from a source to a destination."""
 
-    def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: CopyOptions, world: World) -> None:
+    def __init__(
+        self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World
+    ) -> None:
         self.tallies: list[PartitionProgress] = []
         self.topics: list[CopiedTopic] = []
         self._source = source

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...runtime.access import CallerAccess
     from ...runtime.network import World
     from .copying import CopyOptions, SourceAdmin
-    from .source import CopiedTopic, Source
+    from .source import CopiedTopic, MigrationSource
 
 RESUME = "stopped; the same command continues where this one ended"
 
@@ -74,14 +74,14 @@ class _Migration:
 
     async def run(self) -> None:
         from ...client.connect.world import client_world
-        from .source import Source
+        from .source import MigrationSource
 
         task = asyncio.current_task()
         assert task is not None, "asyncio.run made one"
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         session, world = self._session, client_world()
         access = self._access()
-        source = Source(self._options["source_url"], access, session.timeout_s, world)
+        source = MigrationSource(self._options["source_url"], access, session.timeout_s, world)
         try:
             async with session.asyncio_client() as client, session.asyncio_admin() as admin:
                 await self._with(source, access, client, admin, world)
@@ -99,7 +99,7 @@ class _Migration:
         return make_caller_access(url, authentication, {"tls_trust_certs_file_path": self._options["from_tls_ca"]})
 
     async def _with(
-        self, source: Source, access: CallerAccess, client: Client, admin: AdminClient, world: World
+        self, source: MigrationSource, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
         from .copying import Copier, CopyOptions, SourceAdmin
         from .source import find_topics
@@ -143,7 +143,7 @@ class _Migration:
             if wanted.follow:
                 loop.remove_signal_handler(signal.SIGINT)
 
-    async def _plan(self, source: Source, copying: Copier, topics: list[CopiedTopic]) -> None:
+    async def _plan(self, source: MigrationSource, copying: Copier, topics: list[CopiedTopic]) -> None:
         rows: list[dict[str, object]] = []
         unit = "entries" if source.counts_entries else "messages"
         for topic in topics:

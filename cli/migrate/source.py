@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
+from ...broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from ...broker.pulsar.translate import parse_schema
 from ...client.common.errors import InvalidUrl
 from ...client.connect.discovery import parse_authorization
@@ -96,7 +96,7 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
     return kind(f"the source says of {of}: {text or pulsar.ServerError.Name(number)}")
 
 
-class Source:
+class MigrationSource:
     """The source cluster: lists what to copy, and opens readers. Belongs to one event loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
@@ -241,7 +241,7 @@ class SourceConnection:
         self.over = False
         self._stream = stream
         self._credentials = credentials
-        self._frames = FrameCutter(FRAME_BYTES_MAX)
+        self._frames = PulsarFrameSplitter(FRAME_BYTES_MAX)
         self._came: list[tuple[str, Any, bytes]] = []
 
     def send(self, **command: Any) -> None:
@@ -505,7 +505,7 @@ class CopiedTopic(NamedTuple):
         return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
 
 
-async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
+async def find_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
     """Returns the topics that names and patterns in `asked` match, each once, by name. Raises InvalidName,
     InvalidRequest if one cannot be copied, TopicNotFound."""
     names: dict[TopicName, None] = {}
@@ -523,7 +523,7 @@ async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]
     return [CopiedTopic(name, await source.partitions(name)) for name in sorted(names, key=str)]
 
 
-async def _partitions(source: Source, topic: TopicName) -> int:
+async def _partitions(source: MigrationSource, topic: TopicName) -> int:
     """Returns the number of partitions; 0 also if the topic does not exist: Pulsar then answers 0, Magnetar
     TopicNotFound."""
     try:

@@ -76,7 +76,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
 
     security = given.security
@@ -89,7 +89,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
     async def session() -> MetadataStore:
         return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
-    async with Parts(world.clock) as parts:
+    async with ProcessParts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
         serving = await make_registered_world(parts, world, security, "broker", session)
         later: list[MetadataStore] = []

@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from ...runtime.network import World
     from ...security.settings import MembersSection
 
@@ -28,7 +28,7 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
 
 
 async def make_registered_world(
-    parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
+    parts: ProcessParts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
     """Returns the world of a process whose key the other members know. `session()` opens a session with
     the metadata."""

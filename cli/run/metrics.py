@@ -42,7 +42,7 @@ from .metrics_transactions import TopicTransactionSeries, add_coordinators
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
-    from ...broker.node.survey import Survey
+    from ...broker.node.survey import TopicSurvey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.server import Broker
     from ...broker.subscription.subscription import Subscription
@@ -400,18 +400,18 @@ async def _broker(page: MetricsPage, broker: Broker, pulsar: PulsarNames | None)
 async def _list_topics(owned: TopicManager, query: MetricsQuery) -> list[Topic]:
     """Returns the loaded topics of which each is shown: all, or what the query asks for, of that at most TOPICS_ASKED,
     in the order in which they were loaded."""
-    from ...broker.common.token_bucket import TimeSlices  # there is a broker, so it is loaded
+    from ...broker.common.token_bucket import EventLoopSlices  # there is a broker, so it is loaded
 
     if not query.level and not query.namespace:
         return list(owned.loaded.values())
-    turns = TimeSlices(owned.world.clock)
+    turns = EventLoopSlices(owned.world.clock)
     found: list[Topic] = []
     for number, topic in enumerate(list(owned.loaded.values())):
         if not query.namespace or str(topic.name.namespace_name) == query.namespace:
             found.append(topic)
             if len(found) == TOPICS_ASKED:
                 break
-        if not number % NAMES_AT_ONCE and turns.is_slice_over:
+        if not number % NAMES_AT_ONCE and turns.is_slice_used_up:
             await turns.begin_slice()
     return found
 
@@ -440,10 +440,11 @@ SUMS = {
     "messages_out": "messages delivered",
     "bytes_out": "bytes delivered",
 }
-"""The sums of loaded topics that are shown, of the broker and of each namespace (broker/node/survey.py `Sums`)."""
+"""The sums of loaded topics that are shown, of the broker and of each namespace (broker/node/survey.py
+`TopicTotals`)."""
 
 
-def _sums(page: MetricsPage, survey: Survey, loaded: int, shown: int, *, by_namespace: bool) -> None:
+def _sums(page: MetricsPage, survey: TopicSurvey, loaded: int, shown: int, *, by_namespace: bool) -> None:
     """Adds the sums of the broker, and of each namespace."""
     from ...runtime.metrics import label_text
 
@@ -474,7 +475,7 @@ async def _topics(
 ) -> list[_Unread]:
     """Adds the metrics of topics, in slices of the loop's time. Returns the subscriptions whose backlog must be
     read."""
-    from ...broker.common.token_bucket import TimeSlices
+    from ...broker.common.token_bucket import EventLoopSlices
     from ...broker.topic.statistics import cached_backlog_size  # there is a broker, so it is loaded
     from ...proto.states import Blocked
     from ...runtime.metrics import escape_label
@@ -503,7 +504,7 @@ async def _topics(
     again = series("subscription_redelivered_messages_total", "counter", "Subscription: delivered again.")
     letters = series("subscription_dead_letters_total", "counter", "Subscription: entries moved as dead letters.")
     blocked = series("subscription_blocked", "gauge", "Subscription: 1; what waits is not delivered, for this reason.")
-    unread, turns, now_ms = list[_Unread](), TimeSlices(clock), clock.wall_ms()
+    unread, turns, now_ms = list[_Unread](), EventLoopSlices(clock), clock.wall_ms()
     for start in range(0, len(topics), TOPICS_AT_ONCE):
         for topic in topics[start : start + TOPICS_AT_ONCE]:
             name, traffic, log, life = escape_label(topic.name.full), topic.traffic, topic.log, topic.maintenance
@@ -540,9 +541,9 @@ async def _topics(
                         unread.append((topic, subscription, partial(_add_line, backlogs, whose)))
                     else:
                         backlogs(f"{whose}{backlog}\n")
-                    arrived = 0 if backlog == 0 else life.known_oldest_ms(subscription)
+                    arrived = 0 if backlog == 0 else life.oldest_arrival_ms_in_memory(subscription)
                     oldest(f"{whose}{max(0, now_ms - arrived) / 1000 if arrived else 0}\n")
-        if turns.is_slice_over:
+        if turns.is_slice_used_up:
             await turns.begin_slice()
     return unread
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...runtime.metrics import RecentQuantiles, label_text
 
 if TYPE_CHECKING:
-    from ...broker.node.survey import Survey
+    from ...broker.node.survey import TopicSurvey
     from ...broker.node.topic_manager import TopicManager
     from ...broker.topic.topic import Topic
     from ...runtime.metrics import MetricsPage, MetricsQuery, Series
@@ -104,7 +104,7 @@ class PulsarNames:
         self._before: dict[MetricsQuery, dict[tuple[str, str], _Look]] = {}  # by what the page asked for
 
     def add(
-        self, page: MetricsPage, broker: TopicManager, survey: Survey, topics: Sequence[Topic], *, each: bool
+        self, page: MetricsPage, broker: TopicManager, survey: TopicSurvey, topics: Sequence[Topic], *, each: bool
     ) -> None:
         """Adds what is under Pulsar's names. `each`: `topics` are all loaded topics, and are shown one by one."""
         from ...broker.node.survey import inspect_topic

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.health import Readiness
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
 
@@ -312,7 +312,7 @@ def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
     return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
-async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
+async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
     """Serves the page of metrics at `where`, if that is given; returns the fact for the ready line. Raises Busy if the
     port is taken."""
     if where is None:
@@ -441,12 +441,12 @@ def metadata(
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
-        from ...runtime.lifecycle import Parts
+        from ...runtime.lifecycle import ProcessParts
         from .metrics import MeasuredParts
 
         plan = make_memory_plan(None, memory_bytes, metadata=True)
         world = make_member_world(world, security, "metadata")
-        async with Parts(world.clock) as parts:
+        async with ProcessParts(world.clock) as parts:
             clients = plan.values["metadata.client_memory_bytes"]
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)

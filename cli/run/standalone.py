@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan
     from ...runtime.network import Endpoint, World
     from .metrics import StatusOutput
@@ -119,7 +119,7 @@ def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
 
 
 async def start_bookie(
-    parts: Parts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
+    parts: ProcessParts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
     """Starts bookie `number`, from 1, in its folder. `new_session`: opens a session with the metadata again, where one
@@ -206,7 +206,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...metadata.store import settle_cluster_format
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from ...runtime.peer.inside import InProcessNetwork
     from .metrics import MeasuredParts, RepeatedPage, make_bookkeeper_names, wants_pulsar_names
 
@@ -217,7 +217,7 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
     most = STANDALONE_BYTES * (1 + count)
     plan = make_memory_plan(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
     settings = plan.apply_to(settings, "broker")
-    async with Parts(world.clock) as parts:
+    async with ProcessParts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         await settle_cluster_format(store.new_session())
@@ -343,11 +343,11 @@ async def _storage(
 ) -> None:
     """Runs a storage process: the metadata service and these bookies."""
     from ...metadata.server import MetadataServer
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from .metrics import MeasuredParts, make_bookkeeper_names
 
     plan = memory.plan(given, numbers, metadata=True)
-    async with Parts(world.clock) as parts:
+    async with ProcessParts(world.clock) as parts:
         starting = MetadataServer.start(
             make_member_world(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite"),
             plan.values["metadata.client_memory_bytes"],
@@ -376,7 +376,7 @@ async def _bookies(
     voice: StatusOutput,
 ) -> None:
     """Runs a storage process with these bookies; the metadata service is in another process."""
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from .metrics import MeasuredParts, make_bookkeeper_names
 
     plan = memory.plan(given, numbers, metadata=False)
@@ -385,7 +385,7 @@ async def _bookies(
     async def session() -> MetadataStore:
         return await connect_metadata(member, tree, WAIT_S, SESSION_S)
 
-    async with Parts(world.clock) as parts:
+    async with ProcessParts(world.clock) as parts:
         serving = await make_registered_world(parts, _inside(member), given.security, "bookie", session)
         started = []
         for number in numbers:

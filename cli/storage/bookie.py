@@ -140,7 +140,7 @@ class BookieOptions(NamedTuple):
 async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a bookie until the process is cancelled."""
     from ...bookie.server import Bookie
-    from ...runtime.lifecycle import Parts
+    from ...runtime.lifecycle import ProcessParts
     from ..run.metrics import MeasuredParts, make_bookkeeper_names
 
     security = given.security
@@ -152,7 +152,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
     async def session() -> MetadataStore:
         return await connect_metadata(world, given.tree, given.wait_s, given.session_s)
 
-    async with Parts(world.clock) as parts:
+    async with ProcessParts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
         serving = await make_registered_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)

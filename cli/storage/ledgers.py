@@ -338,7 +338,7 @@ def repair(
         from ...bookie.maintenance.repair import RepairSupervisor
         from ...bookie.server import BookieConfig
         from ...runtime.config import load
-        from ...runtime.lifecycle import Parts
+        from ...runtime.lifecycle import ProcessParts
         from ...runtime.tasks import Supervisor
 
         settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair
@@ -346,7 +346,7 @@ def repair(
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
         world = make_member_world(world, security, "bookie")
-        async with Parts(world.clock) as parts:
+        async with ProcessParts(world.clock) as parts:
             sessions = [await parts.start("metadata", connect_metadata(world, tree, wait_s, session_s), disconnect)]
 
             async def renew() -> None:

@@ -205,7 +205,7 @@ class Attachment:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
-    def say_last(self) -> None:
+    def send_last_frame(self) -> None:
         """Tells the broker that it has closed the owner: what was sent before is all."""
         self.send(close=CLOSE)
 

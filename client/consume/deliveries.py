@@ -247,7 +247,7 @@ class DeliveredEntries:
             return ()
         wanted[-1].permits = received.charged  # free when the last message is taken
         if self._permits_of_each:
-            share_permits(received, wanted)
+            divide_permits(received, wanted)
         if self.slots is not None:
             self._record_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
@@ -367,7 +367,7 @@ class DeliveredEntries:
             self._hidden += received.charged
             return ()
         longer_s = self._longer_s(received.redelivery_count)
-        core.withhold(header.metadata, received.position, received.charged, now, longer_s)
+        core.withhold_entry(header.metadata, received.position, received.charged, now, longer_s)
         return ()
 
     def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
@@ -474,7 +474,7 @@ def compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> 
     ]  # fmt: skip
 
 
-def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
+def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
     """Distributes the permits of an entry over its messages: one to each, and the rest to the last one."""
     for message in wanted[:-1]:
         message.permits = 1

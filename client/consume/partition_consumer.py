@@ -228,7 +228,7 @@ class PartitionConsumer:
                 elif SAYS_LAST in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
-                    self._attachment.say_last()
+                    self._attachment.send_last_frame()
                 self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True

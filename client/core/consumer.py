@@ -67,7 +67,7 @@ from .redelivery import (
     AckTracker,
     EntrySets,
     NackTracker,
-    Permits,
+    ReceivePermits,
     positions_of,
 )
 
@@ -138,7 +138,7 @@ class ConsumerCore:
         self.error: MagnetarError | None = None  # it is finished
         self.delivered = 0  # messages that the application got, or will get
         self.last_taken: Any = None  # readers only: the last message that the application has
-        self.permits = Permits(queue_size, lock)
+        self.permits = ReceivePermits(queue_size, lock)
         self.chunks = ChunkAssembler(
             pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
             ordered=options.ordered, log_order=options.log_order,
@@ -263,7 +263,9 @@ class ConsumerCore:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
 
-    def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
+    def withhold_entry(
+        self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float
+    ) -> None:
         """Withholds from the application the entry at `place`, which cannot be decrypted, and starts its ack time-out.
         If the entry is a chunk, the other chunks of its message are kept."""
         self.has_new_times = True

@@ -1,5 +1,5 @@
 """The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs. Also
-the groups in which acknowledgements are sent (`AckTracker`), and the permits of a consumer (`Permits`).
+the groups in which acknowledgements are sent (`AckTracker`), and the permits of a consumer (`ReceivePermits`).
 
 Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
 it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
@@ -306,7 +306,7 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 # (both sides in one walk), tests/broker/subscription/core/test_dispatch_walk.py.
 
 
-class Permits:
+class ReceivePermits:
     """The permits of one consumer: how many messages the broker may still send. `count_used` may be called from any
     thread: `lock` guards the counts."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...proto.checksum import encode_varint
 from ...proto.errors import MessageTooLarge, WrongProtocol
-from ..budget import ArrivingMemory
+from ..budget import ArrivingMessagesMemory
 from ..network import REQUEST_BYTES_MAX
 from ..tcp.http2 import DIRECT_BYTES, Http2Stream
 from ..tcp.http2_frames import REFUSED
@@ -40,7 +40,7 @@ class MessageStream(Http2Stream):
         "_size", "in_bytes_max",
     )  # fmt: skip
 
-    def __init__(self, in_bytes_max: int, arrivals: ArrivingMemory | None = None) -> None:
+    def __init__(self, in_bytes_max: int, arrivals: ArrivingMessagesMemory | None = None) -> None:
         """Creates a stream. `arrivals` bounds the memory of long messages; None: nothing does."""
         super().__init__()
         self._arrivals = arrivals
@@ -286,7 +286,7 @@ same with a number of one byte or two before it, its id."""
 _NUMBER = 0x08  # tag of field 1, a number
 
 
-def must_slice(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
+def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
     """Returns whether the envelopes have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse.
     """
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
@@ -342,7 +342,7 @@ class LongItem:
         return self._item.FromString(bytes(self._view))
 
 
-def long_fields(envelope: type[Any]) -> dict[int, str]:
+def fields_of_long_items(envelope: type[Any]) -> dict[int, str]:
     """Returns the names, by tag, of the fields that a `LongItem` may have: bytes fields of a oneof beside a number
     `id`.
     """
@@ -352,7 +352,7 @@ def long_fields(envelope: type[Any]) -> dict[int, str]:
     return {field.number << 3 | 2: field.name for field in fields if field.type == field.TYPE_BYTES}
 
 
-def split_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
+def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
     """Returns the long items at the beginning of `data`, and the offset of the remaining bytes, which protobuf must
     parse.
     """

@@ -46,7 +46,7 @@ from ..tcp.http2_frames import (
     encode_headers,
 )
 from ..tcp.listening import Listening, UnauthenticatedConnections, listen
-from ..tcp.share import LoopShare
+from ..tcp.share import UnauthenticatedLoopShare
 from .errors import Status, error_trailers, status_trailers
 from .limits import CALLS_MAX, HEADER, IDLE_S, CallerAuthenticator, OpenStreams, make_server_tls_context
 from .messages import MessageStream, copied_tags, prefix
@@ -180,7 +180,7 @@ class _Listener:
         self.strangers = UnauthenticatedConnections(access.limits)  # without a call that was admitted
         self.callers = CallerAuthenticator(access.guard, clock)
         self.memory = access.memory
-        self.share = LoopShare()
+        self.share = UnauthenticatedLoopShare()
         self.streams = OpenStreams(access.limits, access.memory.answers)
         self.closed = False
         self._under_way = 0

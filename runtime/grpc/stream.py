@@ -43,11 +43,11 @@ from .messages import (
     PREFIXES,
     SHORT,
     MessageStream,
+    fields_of_long_items,
     item_bounds,
-    long_fields,
-    must_slice,
+    must_parse_in_slices,
     prefix,
-    split_long,
+    split_long_items,
 )
 
 PARSED_COPIES = 2
@@ -79,7 +79,7 @@ class GrpcStream(MessageStream):
         self._envelope = envelope
         self._item = GetMessageClass(envelope.DESCRIPTOR.fields_by_name["items"].message_type)
         self._copied = copied
-        self._long = long_fields(envelope) if copied is not None else {}
+        self._long = fields_of_long_items(envelope) if copied is not None else {}
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._broken: MagnetarError | None = None
@@ -277,7 +277,7 @@ class GrpcStream(MessageStream):
         self.on_read(cost)
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
-                is_long = must_slice(came, self._copied)
+                is_long = must_parse_in_slices(came, self._copied)
             except MagnetarError as error:
                 self.break_off(error)
                 raise copy_error(error) from None
@@ -312,7 +312,7 @@ class GrpcStream(MessageStream):
 
     def _parsed(self, data: bytes | bytearray) -> Any:
         if self._long and len(data) >= LONG_BYTES:
-            items, rest = split_long(data, self._long, self._item)
+            items, rest = split_long_items(data, self._long, self._item)
             if rest:
                 return [*items, *self._parsed(data[rest:])] if rest < len(data) else items
         try:

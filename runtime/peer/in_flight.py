@@ -59,7 +59,7 @@ class InFlight:
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
         if deadline < self._alarm.at:
-            self._alarm.set_if_earlier(deadline)
+            self._alarm.set_alarm_if_earlier(deadline)
         return id_
 
     def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -101,7 +101,7 @@ class InFlight:
         for id_ in [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]:
             self.fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
         if self._waiting:
-            self._alarm.set_if_earlier(min(deadline for _, deadline in self._waiting.values()))
+            self._alarm.set_alarm_if_earlier(min(deadline for _, deadline in self._waiting.values()))
 
 
 # -------------------------------------------------------------------------------------------------------- outbox

@@ -14,7 +14,7 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ..access import Caller, Guard
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room
 from ..tasks import Tasks
-from .wires import ConnectionEnd, Wires
+from .wires import ConnectionEnd, SimWires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -133,7 +133,7 @@ class SimByteServing:
     is_encrypted = False
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
+        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
     ) -> None:
         self.owner = owner
         self._guard = guard

@@ -156,7 +156,7 @@ class Resize:
     size: int
 
 
-class Inode:
+class SimInode:
     """The content of a file: `now` is what is read, `durable` what certainly survives a power loss, and the unsynced
     changes between both.
     """
@@ -231,7 +231,7 @@ class Directory:
         self.volatile: list[NameChange] = []
 
 
-Node = Inode | Directory
+Node = SimInode | Directory
 
 
 @dataclass(eq=False, slots=True)
@@ -284,7 +284,7 @@ class Disk:
         self.failed: Callable[[str, str], None] | None = None
         """Gets kind and path of each operation that `faults` made fail."""
         self.operations = 0
-        self._locks: dict[int, Inode] = {}
+        self._locks: dict[int, SimInode] = {}
         self._armed: tuple[int, Callable[[], None]] | None = None
 
     # ------------------------------------------------------------------ faults
@@ -306,11 +306,11 @@ class Disk:
     def on_power_lost(self, rng: random.Random) -> None:
         self.on_process_died()
         changes: list[NameChange] = []
-        inodes: list[Inode] = []
+        inodes: list[SimInode] = []
         for directory, _ in self._walk(self.root, "/"):
             changes += [change for change in directory.volatile if not change.done]
             seen = list(directory.now.values()) + list(directory.durable.values())
-            inodes += [node for node in seen if isinstance(node, Inode)]
+            inodes += [node for node in seen if isinstance(node, SimInode)]
         for change in changes:
             if not change.done and rng.random() < 0.5:
                 change.make_durable()
@@ -348,8 +348,8 @@ class Disk:
         def copy(node: Node) -> Node:
             if id(node) in copied:
                 return copied[id(node)]
-            if isinstance(node, Inode):
-                inode = copied[id(node)] = Inode(node.number)
+            if isinstance(node, SimInode):
+                inode = copied[id(node)] = SimInode(node.number)
                 inode.now, inode.durable = node.durable.copy(), node.durable.copy()
                 return inode
             directory = copied[id(node)] = Directory()
@@ -373,13 +373,13 @@ class Disk:
             os.path.join(where, name)
             for directory, where in self._walk(self.root, "/")
             for name, node in directory.now.items()
-            if isinstance(node, Inode)
+            if isinstance(node, SimInode)
         ]
         return sorted(found)
 
-    def inode(self, path: str) -> Inode:
+    def inode(self, path: str) -> SimInode:
         node = self.find(path)
-        if not isinstance(node, Inode):
+        if not isinstance(node, SimInode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
@@ -396,7 +396,7 @@ class Disk:
         total = 0
         for directory, _ in self._walk(self.root, "/"):
             for node in directory.now.values():
-                total += ENTRY_BYTES + (node.now.size if isinstance(node, Inode) else 0)
+                total += ENTRY_BYTES + (node.now.size if isinstance(node, SimInode) else 0)
         return total
 
     def _walk(self, directory: Directory, where: str) -> list[tuple[Directory, str]]:
@@ -442,12 +442,12 @@ class Disk:
         if self.used_bytes() + more_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    def lock(self, inode: Inode, path: str) -> None:
+    def lock(self, inode: SimInode, path: str) -> None:
         if id(inode) in self._locks:
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
         self._locks[id(inode)] = inode
 
-    def unlock(self, inode: Inode) -> None:
+    def unlock(self, inode: SimInode) -> None:
         self._locks.pop(id(inode), None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ..files import DIRECT_ALIGNMENT, Buffer
-from .disk import ENTRY_BYTES, Directory, Disk, FileFault, Inode, NameChange, Operation, Resize, Write, parts_of
+from .disk import ENTRY_BYTES, Directory, Disk, FileFault, NameChange, Operation, Resize, SimInode, Write, parts_of
 
 __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles", "SimulatedDeath"]
 
@@ -30,7 +30,7 @@ class SimFile:
     """An open file (`runtime.files.File`)."""
 
     def __init__(
-        self, files: SimFiles, path: str, inode: Inode, *, write: bool, locked: bool = False, direct: bool = False
+        self, files: SimFiles, path: str, inode: SimInode, *, write: bool, locked: bool = False, direct: bool = False
     ) -> None:
         self.direct = direct
         self._files = files
@@ -181,7 +181,7 @@ class SimFiles:
         directory, where = self.disk.root, "/"
         for part in parts_of(path):
             child = directory.now.get(part)
-            if isinstance(child, Inode):
+            if isinstance(child, SimInode):
                 _fail(errno.ENOTDIR, path)
             if child is None:
                 self.disk.record_operation("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
@@ -197,7 +197,7 @@ class SimFiles:
         node = source.now.get(old_name)
         if node is None:
             _fail(errno.ENOENT, old)
-        self.disk.record_operation("rename", old, target=new, inode=node.number if isinstance(node, Inode) else 0)
+        self.disk.record_operation("rename", old, target=new, inode=node.number if isinstance(node, SimInode) else 0)
         if source is target and old_name == new_name:
             return
         NameChange([(source, old_name, node)], [(target, new_name, node)]).apply_now()
@@ -241,11 +241,11 @@ class SimFiles:
         raise SimulatedDeath(reason)
 
     # ------------------------------------------------------------------ inside
-    def _create(self, kind: str, path: str) -> Inode:
+    def _create(self, kind: str, path: str) -> SimInode:
         parent, name = self._parent(path)
         number = self.disk.operations + 1
         self.disk.record_operation(kind, path, inode=number, more_bytes=ENTRY_BYTES)
-        node = Inode(number)
+        node = SimInode(number)
         NameChange([], [(parent, name, node)]).apply_now()
         return node
 

@@ -1,5 +1,5 @@
-"""An asyncio event loop on virtual time: no threads, no sockets, no waiting (`VirtualLoop`); its trace (`Trace`); and
-the workers of a simulated process (`SimWorkers`).
+"""An asyncio event loop on virtual time: no threads, no sockets, no waiting (`VirtualLoop`); its trace (`SimTrace`);
+and the workers of a simulated process (`SimWorkers`).
 
 Ready callbacks run in the order in which they were scheduled. When none is ready, time jumps to the next timer. When
 there is no timer either, the simulation can never go on: `Deadlock`, with the tasks that wait. The clock starts at
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _FLUSH_LINES = 512
 
 
-class Trace:
+class SimTrace:
     """The trace of a simulation. `add_line` adds a line for readers, `add_detail` a line that is shown only on demand,
     `add_step` a step of the loop, which is only hashed.
     """
@@ -247,7 +247,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _context: Context
 
     def __init__(
-        self, trace: Trace, *, steps_max: int = 50_000_000, seconds_max: float = 1e6, origin_s: float = 0.0
+        self, trace: SimTrace, *, steps_max: int = 50_000_000, seconds_max: float = 1e6, origin_s: float = 0.0
     ) -> None:
         super().__init__()
         self._trace = trace

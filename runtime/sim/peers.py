@@ -24,7 +24,7 @@ from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, enco
 from ..peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
 from . import keys
-from .wires import ConnectionEnd, Wires
+from .wires import ConnectionEnd, SimWires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -39,7 +39,7 @@ class SimPeer:
     """The client end of a simulated peer connection (`runtime.network.Peer`)."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
+        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires
@@ -277,7 +277,7 @@ class SimPeerServer:
     """A listener for peers. `owner` is the process that serves."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
+        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerServerKeys | None = None,
     ) -> None:  # fmt: skip
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"

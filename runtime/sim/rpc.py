@@ -35,7 +35,7 @@ from ..network import (
     rpcs_of,
 )
 from .streams import SimStream
-from .wires import ConnectionEnd, Wires
+from .wires import ConnectionEnd, SimWires
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -53,7 +53,7 @@ class SimChannel:
     """A `runtime.network.Channel` over simulated cables."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, authorization: Callable[[], str] | None = None
+        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, authorization: Callable[[], str] | None = None
     ) -> None:
         self._wires = wires
         self._authorization = authorization or str
@@ -199,7 +199,7 @@ class SimServing:
     """A listener for gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
+        self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
         guard: Guard | None, clock: Clock,
     ) -> None:  # fmt: skip
         self.owner = owner

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...proto import errors
 from ..network import Endpoint
-from .loop import Trace, VirtualLoop
+from .loop import SimTrace, VirtualLoop
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -68,7 +68,7 @@ class Listener(Protocol):
 class ConnectionEnd:
     """One end of a connection. `receive(message)` and `lost()` are called in the context of its owner, a process."""
 
-    def __init__(self, wires: Wires, owner: SimProcess, number: int) -> None:
+    def __init__(self, wires: SimWires, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
@@ -97,10 +97,10 @@ class ConnectionEnd:
             self._wires._schedule_lost(self.other)
 
 
-class Wires:
+class SimWires:
     """The connections and listeners of one simulation."""
 
-    def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, trace: SimTrace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
         self.observe: Callable[[ConnectionEnd, Any], None] | None = None
         """Gets every message when it is sent, lost or not; it must not change anything."""

@@ -38,10 +38,10 @@ from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess, Disk, SimFiles, SimulatedDeath
-from .loop import PROCESS, DiskDelays, SimTask, SimWorkers, Trace, VirtualLoop
+from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import SimChannel, SimServing
-from .wires import Wires
+from .wires import SimWires
 
 # ------------------------------------------------------------------------------------------------------- network
 # A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables.
@@ -53,7 +53,7 @@ class SimNetwork:
     """The network of a simulated process. Every use raises DeadProcess when the process is dead."""
 
     def __init__(
-        self, wires: Wires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
+        self, wires: SimWires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
     ) -> None:
         self._wires = wires
         self._owner = owner
@@ -230,7 +230,7 @@ class Simulation:
         seconds_max: float = 1e5,
     ) -> None:
         self.seed = seed
-        self.trace = Trace(show, details=details)
+        self.trace = SimTrace(show, details=details)
         self.loop = VirtualLoop(
             self.trace,
             steps_max=steps_max,
@@ -238,7 +238,7 @@ class Simulation:
             origin_s=random_boot_uptime_s(self.random_stream("clock")),
         )
         self.loop.set_exception_handler(self._complain)
-        self.wires = Wires(self.loop, self.trace, self.random_stream("network"))
+        self.wires = SimWires(self.loop, self.trace, self.random_stream("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
         """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""

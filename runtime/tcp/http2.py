@@ -378,7 +378,7 @@ class ReceiveWindow:
             self.owed = 0
 
 
-class Liveness:
+class Http2LivenessCheck:
     """Detects a dead peer. Its timer counts its own checks since anything was received, not seconds."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
@@ -443,7 +443,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.allowance = FrameAllowance(self.loop)
         self.out = Http2Output(self)
         self.window = ReceiveWindow(self)
-        self.liveness = Liveness(self)
+        self.liveness = Http2LivenessCheck(self)
         self._leaves: asyncio.TimerHandle | None = None  # what was written has so long to leave
         # in
         self._view = _buffer()
@@ -549,7 +549,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             return self.loop.call_later(REST_S, self._go_on)
         if self.allowance.is_known:
             self.allowance.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
-        return self.allowance.share.queue_turn(self._go_on, is_light=self.allowance.drawn < LIGHT)
+        return self.allowance.share.queue_connection_turn(self._go_on, is_light=self.allowance.drawn < LIGHT)
 
     def _go_on(self) -> None:
         was_lost = self.is_lost  # it is looked at again below: setup.py

@@ -20,7 +20,7 @@ from hpack.exceptions import HPACKDecodingError, HPACKError, OversizedHeaderList
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE, decode_huffman
 from hpack.table import HeaderTable
 
-from .share import LoopShare
+from .share import UnauthenticatedLoopShare
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER = struct.Struct("!HBBBI")
@@ -217,8 +217,8 @@ def _make(row: _Row) -> None:
 #     patience.charged               of the slice of now, less CHARGED_A_TURN for each one before
 #
 # A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
-# chosen its server, and is patient without end. What strangers are charged is their port's `LoopShare` as well.
-# Guarding tests: tests/runtime/tcp/test_patience.py.
+# chosen its server, and is patient without end. What strangers are charged is their port's `UnauthenticatedLoopShare`
+# as well. Guarding tests: tests/runtime/tcp/test_patience.py.
 
 
 CHARGED_A_TURN = 100
@@ -253,7 +253,7 @@ class FrameAllowance:
         self._since = loop.time()
         self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
         self.charged = 0.0  # less CHARGED_A_TURN for each slice
-        self.share: LoopShare | None = None  # of the port, whose connections are bounded together
+        self.share: UnauthenticatedLoopShare | None = None  # of the port, whose connections are bounded together
         self.drawn = 0  # charged to it
         self._granted = 0  # by the other end: of the connection's window …
         self._granted_streams = 0  # … and of all streams'
@@ -271,7 +271,7 @@ class FrameAllowance:
         """Returns whether the caller is not authenticated yet, and all such connections of the port together have used
         up their share of the event loop.
         """
-        return not self.is_known and self.share is not None and self.share.is_spent
+        return not self.is_known and self.share is not None and self.share.is_share_used_up
 
     def charge(self, frames_: int = 1) -> None:
         """Charges work that costs as much as `frames_` frames that carry nothing. Raises BrokenRules if that exceeds

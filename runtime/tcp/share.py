@@ -2,8 +2,8 @@
 connections that send too many frames that carry nothing.
 
     share.spend(frames)          what such a connection was charged (`FrameAllowance.charge`)
-    share.is_spent               nothing is left now: a stranger's bytes wait
-    share.queue_turn(go_on, …)   calls it when something is left again; `wait_turn` waits for that
+    share.is_share_used_up               nothing is left now: a stranger's bytes wait
+    share.queue_connection_turn(go_on, …)   calls it when something is left again; `wait_turn` waits for that
 
 Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
 the oldest stranger is the first that others push out (runtime/tcp/listening.py). The others go in turn.
@@ -29,7 +29,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The place of a connection in the queue of a LoopShare; `cancel` removes it."""
+    """The place of a connection in the queue of a UnauthenticatedLoopShare; `cancel` removes it."""
 
     __slots__ = ("go_on",)
 
@@ -40,7 +40,7 @@ class Turn:
         self.go_on = None
 
 
-class LoopShare:
+class UnauthenticatedLoopShare:
     """The share of the event loop that all unauthenticated connections of one port have together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -58,7 +58,7 @@ class LoopShare:
         self.spent += frames
 
     @property
-    def is_spent(self) -> bool:
+    def is_share_used_up(self) -> bool:
         return self._left <= 0 and self._refilled() <= 0
 
     def _refilled(self) -> float:
@@ -67,7 +67,7 @@ class LoopShare:
         self._since = now
         return self._left
 
-    def queue_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
+    def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
         """Queues `go_on`, to be called when the share is not used up, after LOOK_S at the earliest. `is_light`: the
         connection was charged little, and comes first.
         """
@@ -102,7 +102,7 @@ class LoopShare:
 
     async def wait_turn(self, frames: int, *, is_light: bool) -> None:
         """Waits until the share is not used up, and spends `frames` of it."""
-        if not self.is_spent:
+        if not self.is_share_used_up:
             self.spend(frames)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,7 +111,7 @@ class LoopShare:
             self.spend(frames)
             waiter.set_result(None)
 
-        turn = self.queue_turn(go_on, is_light=is_light)
+        turn = self.queue_connection_turn(go_on, is_light=is_light)
         try:
             await waiter
         finally:

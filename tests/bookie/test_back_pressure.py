@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from magnetar.bookie.adds import Adds
+from magnetar.bookie.adds import AddRequests
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import FENCES_PART, LACS_PART, BookieService
 from magnetar.bookie.store.store import Store, StoreConfig, StorePorts
@@ -347,7 +347,7 @@ async def _add(peer: Peer, number: int) -> list[Status | None]:
     return [*decode_statuses(decode_answer(reply.head), reply.frames, 4)]
 
 
-async def _most_kept(adds: Adds, store: Store, until: Callable[[], bool]) -> int:
+async def _most_kept(adds: AddRequests, store: Store, until: Callable[[], bool]) -> int:
     """The most bytes of adds that the bookie kept at any turn, until then."""
     most = 0
     async with asyncio.timeout(30):

@@ -12,7 +12,7 @@ from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.state_log import LIMBO, DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.disk import Disk, Inode
+from magnetar.runtime.sim.disk import Disk, SimInode
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, payload, simulate
@@ -75,7 +75,7 @@ def remove(disk: Disk, path: str) -> None:
 
 def size(disk: Disk, path: str) -> int:
     inode = disk.find(path)
-    assert isinstance(inode, Inode)
+    assert isinstance(inode, SimInode)
     return inode.now.size
 
 
@@ -92,7 +92,7 @@ def room(suffix: str) -> Callable[[Disk], None]:
 
     def harm(disk: Disk) -> None:
         inode = disk.find(one(disk, suffix))
-        assert isinstance(inode, Inode)
+        assert isinstance(inode, SimInode)
         inode.now.resize(1 << 16)
         inode.durable.resize(1 << 16)
 

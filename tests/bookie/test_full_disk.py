@@ -293,7 +293,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
             for ledger in (1, 2, 3):
                 assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
                 await simulation.spawn(NODE, store.checkpoint())
-                await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._log.close))
+                await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
             await simulation.spawn(NODE, store.delete([1, 2]))
             if flushed:
                 await simulation.spawn(NODE, store.checkpoint())

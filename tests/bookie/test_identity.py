@@ -14,7 +14,7 @@ from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.journal import crc32c
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import disk, identity
-from magnetar.bookie.store.identity import BootFacts, BootVerdict
+from magnetar.bookie.store.identity import DirectoryAtStart, DirectoryVerdict
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.ledger.peer_format import Op, Status
 from magnetar.metadata import paths, records
@@ -69,37 +69,38 @@ def a_record(*, starts: int = 3, place: str = PLACE) -> records.CookieRecord:
     return records.CookieRecord(bookie="me", instance=INSTANCE, directories=(place,), starts=starts)
 
 
-MATRIX: list[tuple[BootVerdict, Cookie | None, records.CookieRecord | None, bool, tuple[str, ...]]] = [
+MATRIX: list[tuple[DirectoryVerdict, Cookie | None, records.CookieRecord | None, bool, tuple[str, ...]]] = [
     # verdict             cookie here       its record           store  others here
-    (BootVerdict.ORPHAN, None, None, True, ()),
-    (BootVerdict.ORPHAN, None, None, True, ("other",)),
-    (BootVerdict.NEW, None, None, False, ()),
-    (BootVerdict.WIPED, None, None, False, ("other",)),
-    (BootVerdict.OTHER_CLUSTER, a_cookie(instance="x"), a_record(), True, ()),
-    (BootVerdict.OTHER_CLUSTER, a_cookie(instance="x"), None, False, ()),
-    (BootVerdict.FINISH, a_cookie(starts=0), None, False, ()),
-    (BootVerdict.UNKNOWN, a_cookie(), None, True, ()),
-    (BootVerdict.SWAPPED, a_cookie(), a_record(place="h:/elsewhere"), True, ("other",)),
-    (BootVerdict.MOVED, a_cookie(), a_record(place="h:/elsewhere"), True, ()),
-    (BootVerdict.OLD_METADATA, a_cookie(starts=5), a_record(starts=3), True, ()),
-    (BootVerdict.WIPED, a_cookie(), a_record(), False, ()),
-    (BootVerdict.ROLLED_BACK, a_cookie(starts=2), a_record(starts=3), True, ()),
-    (BootVerdict.START, a_cookie(starts=4), a_record(starts=3), True, ()),  # a start that was cut short
-    (BootVerdict.START, a_cookie(), a_record(), True, ()),
-    (BootVerdict.START, a_cookie(starts=0), a_record(starts=0), False, ()),  # the first one was cut short
+    (DirectoryVerdict.ORPHAN, None, None, True, ()),
+    (DirectoryVerdict.ORPHAN, None, None, True, ("other",)),
+    (DirectoryVerdict.NEW, None, None, False, ()),
+    (DirectoryVerdict.WIPED, None, None, False, ("other",)),
+    (DirectoryVerdict.OTHER_CLUSTER, a_cookie(instance="x"), a_record(), True, ()),
+    (DirectoryVerdict.OTHER_CLUSTER, a_cookie(instance="x"), None, False, ()),
+    (DirectoryVerdict.FINISH, a_cookie(starts=0), None, False, ()),
+    (DirectoryVerdict.UNKNOWN, a_cookie(), None, True, ()),
+    (DirectoryVerdict.SWAPPED, a_cookie(), a_record(place="h:/elsewhere"), True, ("other",)),
+    (DirectoryVerdict.MOVED, a_cookie(), a_record(place="h:/elsewhere"), True, ()),
+    (DirectoryVerdict.OLD_METADATA, a_cookie(starts=5), a_record(starts=3), True, ()),
+    (DirectoryVerdict.WIPED, a_cookie(), a_record(), False, ()),
+    (DirectoryVerdict.ROLLED_BACK, a_cookie(starts=2), a_record(starts=3), True, ()),
+    (DirectoryVerdict.START, a_cookie(starts=4), a_record(starts=3), True, ()),  # a start that was cut short
+    (DirectoryVerdict.START, a_cookie(), a_record(), True, ()),
+    (DirectoryVerdict.START, a_cookie(starts=0), a_record(starts=0), False, ()),  # the first one was cut short
 ]
 
 
 @pytest.mark.parametrize(("verdict", "cookie", "record", "store", "others"), MATRIX)
 def test_the_boot_matrix(
-    verdict: BootVerdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool, others: tuple[str,
+    verdict: DirectoryVerdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool,
+    others: tuple[str,
         ...]
 ) -> None:
-    assert identity.judge_directory(BootFacts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
+    assert identity.judge_directory(DirectoryAtStart(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
 
 
 def test_every_verdict_has_a_row() -> None:
-    assert {row[0] for row in MATRIX} == set(BootVerdict)
+    assert {row[0] for row in MATRIX} == set(DirectoryVerdict)
 
 
 def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back_under_a_new_uuid() -> None:

@@ -8,7 +8,7 @@ from magnetar.bookie import newcomers
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.peer_format import Flags, Op, Status
 from magnetar.metadata import paths, records
-from magnetar.metadata.store import Versioned, put_record
+from magnetar.metadata.store import VersionedValue, put_record
 from magnetar.proto.errors import Unavailable
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, PeerCaller, a_record, stored_entry
@@ -69,7 +69,7 @@ def test_while_the_metadata_cannot_be_asked_a_new_ledger_is_busy_and_others_go_o
         metadata = bookie._registration.metadata
         real = metadata.get
 
-        async def unreachable(path: str) -> Versioned | None:
+        async def unreachable(path: str) -> VersionedValue | None:
             raise Unavailable("no connection")
 
         metadata.get = unreachable  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ def test_a_flood_of_unknown_ids_is_bounded_and_leaves_room_for_a_ledger_that_beg
         real = metadata.get
         under_way = most = 0
 
-        async def slow(path: str) -> Versioned | None:
+        async def slow(path: str) -> VersionedValue | None:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)

@@ -14,7 +14,7 @@ from typing import Any
 from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeUpdate, Operation, Put, Versioned, update_nodes
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeUpdate, Operation, Put, VersionedValue, update_nodes
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 
 
@@ -34,7 +34,7 @@ class Stored:
 class Storage:
     def __init__(self) -> None:
         self.ledgers: dict[int, Stored] = {}
-        self.nodes: dict[str, Versioned] = {}
+        self.nodes: dict[str, VersionedValue] = {}
         self.next_ledger = 0
         self.writes = 0
         self.bytes = 0
@@ -71,7 +71,7 @@ class Session:
             await asyncio.get_running_loop().create_future()
 
     # ------------------------------------------------------------------ metadata
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         await self._answer()
         return self.storage.nodes.get(path)
 
@@ -88,7 +88,7 @@ class Session:
             for each, version in zip(operations, versions, strict=True):
                 if isinstance(each, Put):
                     self._make(each.path)
-                    self.storage.nodes[each.path] = Versioned(each.value, version)
+                    self.storage.nodes[each.path] = VersionedValue(each.value, version)
                 elif isinstance(each, Delete):
                     self.storage.nodes.pop(each.path, None)
         await self._answer()

@@ -17,7 +17,7 @@ from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.metadata.store import MetadataStore, Put, Versioned
+from magnetar.metadata.store import MetadataStore, Put, VersionedValue
 from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
@@ -39,7 +39,7 @@ PLACE = "here"
 FIRST, LATER = 5, 9
 """The largest ledger id that was given out: when the life found the loss, and for whoever starts after a crash."""
 
-Nodes = dict[str, Versioned]
+Nodes = dict[str, VersionedValue]
 
 
 class Metadata:
@@ -49,7 +49,7 @@ class Metadata:
         self._nodes = dict(nodes)
         self._changed = changed
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         return self._nodes.get(path)
 
     async def children(self, path: str) -> list[str]:
@@ -60,7 +60,7 @@ class Metadata:
         for each in operations:
             assert isinstance(each, Put), "an identity deletes nothing, and puts what it changes"
             known = self._nodes.get(each.path)
-            self._nodes[each.path] = Versioned(each.value, 0 if known is None else known.version + 1)
+            self._nodes[each.path] = VersionedValue(each.value, 0 if known is None else known.version + 1)
             versions.append(self._nodes[each.path].version)
         self._changed(dict(self._nodes))
         return versions

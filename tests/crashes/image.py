@@ -18,7 +18,7 @@ import random
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Inode, Operation, Pages, Resize, Write, parts_of
+from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Operation, Pages, Resize, SimInode, Write, parts_of
 from tests.crashes.sites import WRITE_BACK
 
 ALL_SUBSETS_MAX = 5
@@ -101,7 +101,7 @@ class PlainDirectory(Directory):
     __slots__ = ()
 
 
-class SharedInode(Inode):
+class SharedInode(SimInode):
     """A file whose pages belong to somebody else until it is changed. Only what is seen."""
 
     __slots__ = ("_shared",)

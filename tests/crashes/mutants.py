@@ -18,8 +18,8 @@ from magnetar.bookie.format.ledger_index import LimboRow, QuarantinedEntries
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint, JournalPort
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog.compaction import Compactor
-from magnetar.bookie.store.entrylog.mover import Mover
+from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
+from magnetar.bookie.store.entrylog.mover import EntryMover
 from magnetar.bookie.store.entrylog.writer import MemtableFlush, WrittenEntries, _Open
 from magnetar.bookie.store.index_files import LedgerDescriptors
 from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
@@ -98,14 +98,14 @@ def adds_go_by_another_descriptor(stack: contextlib.ExitStack, late_s: float = L
 
 
 def journal_before_memtable(stack: contextlib.ExitStack) -> None:
-    real = Memtable.insert_many
+    real = Memtable.insert_entries
 
-    def insert_many(self: Memtable, ledger: int, entries: Any, size: int) -> int:
+    def insert_entries(self: Memtable, ledger: int, entries: Any, size: int) -> int:
         entries = list(entries)
         asyncio.get_running_loop().call_later(0.005, real, self, ledger, entries, size)
         return max(entry for entry, _, _ in entries)
 
-    _replace(stack, Memtable, "insert_many", insert_many)
+    _replace(stack, Memtable, "insert_entries", insert_entries)
 
 
 def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
@@ -155,11 +155,11 @@ def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
             await self._worker.run(log_files.remove_log_files, self._files, join_path(DATA, "entries"), number)
         await real(self, moved, facts, drop)
 
-    async def remove(self: Compactor, numbers: Sequence[int], *, data_only: bool = False) -> None:
+    async def remove(self: EntryLogCompactor, numbers: Sequence[int], *, data_only: bool = False) -> None:
         return
 
     _replace(stack, Checkpoint, "commit", commit)
-    _replace(stack, Compactor, "_remove", remove)
+    _replace(stack, EntryLogCompactor, "_remove", remove)
 
 
 def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
@@ -198,10 +198,10 @@ def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
 
 def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -> None:
     flushes = 0
-    begin = Mover.__init__
+    begin = EntryMover.__init__
     began: dict[int, int] = {}
 
-    def init(self: Mover, *arguments: Any) -> None:
+    def init(self: EntryMover, *arguments: Any) -> None:
         began[id(self)] = flushes
         begin(self, *arguments)
 
@@ -210,14 +210,14 @@ def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -
         flushes += self._written is not None
         self.publish()
 
-    def finish(self: Mover) -> WrittenEntries | None:
+    def finish(self: EntryMover) -> WrittenEntries | None:
         extents, tables = self._out.finish()
         if began[id(self)] != flushes:
             extents, tables = extents[:-1], tables[:-1]
         return self._cold.write_index(extents, tables) if extents else None
 
-    _replace(stack, Mover, "__init__", init)
-    _replace(stack, Mover, "finish", finish)
+    _replace(stack, EntryMover, "__init__", init)
+    _replace(stack, EntryMover, "finish", finish)
     _replace_step(stack, Checkpoint.publish, publish_and_count)
 
 

@@ -23,7 +23,7 @@ from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join_path
-from magnetar.runtime.sim.disk import Disk, Inode, Operation
+from magnetar.runtime.sim.disk import Disk, Operation, SimInode
 from magnetar.runtime.sim.files import SimFiles
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID
@@ -146,7 +146,7 @@ def start(
 def mark_of(disk: Disk) -> tuple[int, int]:
     path = join_path(DATA, MARK)
     node = disk.find(path)
-    if not isinstance(node, Inode):
+    if not isinstance(node, SimInode):
         return 0, 0
     return decode_mark(node.now.read(1 << 10, 0), UUID, path)[0].position
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
-from magnetar.bookie.store.entrylog.compaction import Compactor
+from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
 from magnetar.bookie.store.entrylog.mover import ActionReason
 from magnetar.bookie.store.keys import TombstoneWriter
 from magnetar.broker.cluster import orphans
@@ -137,7 +137,7 @@ def _log() -> Iterator[Row]:
         "compaction reads and writes no faster than its rate",
         "the rate of `gc_bytes_per_s` lets it go on",
         "gc_bytes_per_s",
-        place(Compactor),
+        place(EntryLogCompactor),
     )
 
 
@@ -145,7 +145,7 @@ def _file() -> Iterator[Row]:
     yield Row("the mark does not name the log as drained", "the commit of the move or deletion: one mark file",
               "", place(Checkpoint.commit))  # fmt: skip
     yield Row("the files of a drained log exist", "they are removed, or the next start removes them", "",
-              place(Compactor))  # fmt: skip
+              place(EntryLogCompactor))  # fmt: skip
     yield Row("journals from before the last checkpoint hold the records", "their files are overwritten",
               "journal_bytes, checkpoint_interval_s, journal_spares_max", place(Checkpoint))  # fmt: skip
 

@@ -276,7 +276,7 @@ class Space:
             raise Broken(f"8: entry {entry} is said to be not stored, and may be")
 
     def _covered(self, state: State, record: LedgerRecord, entry: int, text: str) -> None:
-        fragment, _ = m.fragment_of(record, entry)
+        fragment, _ = m.find_fragment_of_entry(record, entry)
         copies = 0
         for slot in self.striping.write_set(entry):
             column = self.columns.values[state[C][int(fragment.bookies[slot][1:])]]

@@ -5,9 +5,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.cluster.schema_core import Definition, why_incompatible, why_unreadable_by
+from magnetar.broker.cluster.schema_core import SchemaDefinitionText, why_incompatible, why_unreadable_by
 from magnetar.broker.pulsar import consumer, topic_lists, translate
-from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame, parse_sent_entry
+from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
 from magnetar.client.model.avro_bounds import CheckedSchema
@@ -48,7 +48,7 @@ def frames() -> list[bytes]:
 
 def run_frames(data: bytes) -> None:
     """In two pieces, as TCP brings them."""
-    cutter = FrameCutter(FRAME_BYTES_MAX)
+    cutter = PulsarFrameSplitter(FRAME_BYTES_MAX)
     for part in (data[: len(data) // 3], data[len(data) // 3 :]):
         while part:
             room = cutter.read_buffer()
@@ -100,7 +100,7 @@ _TEXT = json.dumps(_RECORD).encode()
 _DEFINED = (
     SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE, SchemaType.STRING
 )  # fmt: skip
-_OLD = Definition.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
+_OLD = SchemaDefinitionText.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
 
 
 def schemas() -> list[bytes]:
@@ -113,7 +113,7 @@ def run_schemas(data: bytes) -> None:
     for type_ in _DEFINED:
         properties = {"key.schema.type": "AVRO", "value.schema.type": "JSON", "kv.encoding.type": "INLINE"}
         try:
-            new = Definition.parse(SchemaInfo(type=type_, data=data, properties=properties))
+            new = SchemaDefinitionText.parse(SchemaInfo(type=type_, data=data, properties=properties))
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):

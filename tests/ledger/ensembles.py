@@ -203,7 +203,7 @@ class Play:
 
     def _holders(self, entry: int) -> int:
         """How many of the bookies that the metadata names for it have synced it."""
-        fragment, _ = m.fragment_of(self.record, entry)
+        fragment, _ = m.find_fragment_of_entry(self.record, entry)
         return sum((entry, fragment.bookies[slot]) in self.synced for slot in self.striping.write_set(entry))
 
     def _check(self) -> None:

@@ -51,7 +51,7 @@ async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: M
     for number, rack in enumerate(("/a", "/a", "/a", "/a", "/b", "/c")):
         await register(metadata, number, rack=rack)
     await register(metadata, 9, rack="/d", read_only=True)
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     for _ in range(20):
         chosen = bookies.choose(3)
         assert {name(4), name(5)} < set(chosen)
@@ -67,27 +67,27 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
 ) -> None:
     for number in range(4):
         await register(metadata, number)
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     assert bookies.find_rack(name(3)) == "/b"
     assert all(name(3) in bookies.choose(2) for _ in range(20))
     assert bookies.choose(1, exclude=[name(0)]) == [name(3)]
     await metadata.put(paths.RACKS, b"damage")
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     assert bookies.find_rack(name(3)) == "/b"
     await metadata.delete(paths.RACKS)
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     assert bookies.find_rack(name(3)) == "/a"
 
 
 async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: MetadataStore, bookies: Bookies) -> None:
     for number, rack in enumerate(("/a", "/b", "/c", "/a", "/b", "/c")):
         await register(metadata, number, rack=rack)
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     ensemble = [name(0), name(1), name(2)]
     await metadata.delete(paths.bookie(name(1)))
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     for _ in range(10):
         assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
         assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
@@ -104,18 +104,18 @@ async def test_a_bookie_that_restarts_at_its_address_is_chosen_at_once(
 ) -> None:
     for number in range(3):
         await register(metadata, number, process="first")
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     ensemble, failed = [name(1), name(2)], name(0)
     bookies.record_failure(failed)
     await register(metadata, 0, process="first", rack="/b")
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     assert bookies.replace(ensemble, [1], 2) == {}, "the process that failed told something, and is the same"
     if left:
         await metadata.delete(paths.bookie(failed))
-        await bookies.list_again()
+        await bookies.refresh_bookie_list()
         assert bookies.replace(ensemble, [1], 2) == {}
     await register(metadata, 0, process="second")
-    await bookies.list_again()
+    await bookies.refresh_bookie_list()
     assert bookies.replace(ensemble, [1], 2) == {1: failed}
     assert not bookies.trouble_weights()
     bookies.record_failure(failed)
@@ -130,7 +130,7 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
     for enforce in (False, True):
         config = replace(QUICK, min_racks_per_write_quorum=2, enforce_min_racks=enforce)
         table = Bookies(real_world(seed=1), metadata, config)
-        await table.wait_listed()
+        await table.wait_bookies_listed()
         if enforce:
             with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):
                 table.choose(3, write_quorum=3)
@@ -144,7 +144,7 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
 async def test_the_choice_spreads(metadata: MetadataStore, bookies: Bookies) -> None:
     for number in range(6):
         await register(metadata, number)
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     chosen = [bookie for _ in range(200) for bookie in bookies.choose(3)]
     assert all(60 < chosen.count(name(number)) < 140 for number in range(6))
 
@@ -154,7 +154,7 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
 ) -> None:
     for number in range(4):
         await register(metadata, number)
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     bookies.record_failure(name(0))
     assert all(name(0) not in bookies.choose(3) for _ in range(20))
     assert name(0) in bookies.choose(4)
@@ -164,12 +164,12 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
 async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_behind(
     metadata: MetadataStore, bookies: Bookies
 ) -> None:
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     await register(metadata, 1)
-    assert await bookies.choose_listed(1) == [name(1)]
+    assert await bookies.choose_after_listing(1) == [name(1)]
     await metadata.delete(paths.bookie(name(1)))
     with pytest.raises(NotEnoughBookies):
-        await bookies.choose_listed(2)
+        await bookies.choose_after_listing(2)
 
 
 async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataStore, bookies: Bookies) -> None:
@@ -177,14 +177,14 @@ async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataS
     await metadata.put(paths.bookie(name(2)), b"not a record")
     await put_record(metadata, paths.bookie("no-uuid"), BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1"))
     await put_record(metadata, paths.bookie(name(3)), BookieRecord(bookie=name(3), endpoint="nowhere"))
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     assert bookies.choose(1) == [name(1)]
     with pytest.raises(NotEnoughBookies):
         bookies.choose(2)
 
 
 async def test_a_request_to_a_bookie_nobody_knows_fails_at_once(bookies: Bookies) -> None:
-    await bookies.wait_listed()
+    await bookies.wait_bookies_listed()
     with pytest.raises(Unavailable, match="not registered"):
         await bookies.request(name(7), b"", timeout_s=60)
     assert await bookies.ask(name(7), b"", timeout_s=60) is None
@@ -194,10 +194,10 @@ async def test_a_lost_session_is_told_instead_of_waiting_for_ever(metadata: Meta
     await metadata.close()
     async with asyncio.timeout(5):
         with pytest.raises(SessionExpired):
-            await bookies.wait_listed()
+            await bookies.wait_bookies_listed()
 
 
 async def test_a_closed_table_says_so(bookies: Bookies) -> None:
     await bookies.close()
     with pytest.raises(Unavailable, match="closed"):
-        await bookies.wait_listed()
+        await bookies.wait_bookies_listed()

@@ -11,7 +11,7 @@ from magnetar.ledger.peer_format import Op, Status
 from magnetar.ledger.writer_core import WriterState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
-from magnetar.metadata.store import Operation, Versioned
+from magnetar.metadata.store import Operation, VersionedValue
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
 from tests.ledger.conftest import Cluster
 from tests.ledger.fake_bookie import FakeBookie
@@ -118,7 +118,7 @@ class Metadata:
         self.go = asyncio.Event()
         writer._metadata = self  # type: ignore[assignment]
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         return await self._store.get(path)
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
@@ -240,7 +240,7 @@ async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confir
     assert decode_record(await five.metadata.get(path), path).state == CLOSED
 
 
-def decode_record(node: Versioned | None, path: str) -> LedgerRecord:
+def decode_record(node: VersionedValue | None, path: str) -> LedgerRecord:
     assert node is not None
     return decode(node.value, LedgerRecord, path)
 

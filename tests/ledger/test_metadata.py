@@ -127,8 +127,8 @@ def test_closed_is_final() -> None:
 
 def test_the_fragment_of_an_entry_is_the_last_that_begins_at_or_before_it() -> None:
     ledger = record(fragments=(Fragment(0, ("a", "b", "c")), Fragment(5, ("a", "b", "d"))))
-    assert m.fragment_of(ledger, 4) == (ledger.fragments[0], 4)
-    assert m.fragment_of(ledger, 5) == (ledger.fragments[1], -1)
+    assert m.find_fragment_of_entry(ledger, 4) == (ledger.fragments[0], 4)
+    assert m.find_fragment_of_entry(ledger, 5) == (ledger.fragments[1], -1)
 
 
 @pytest.mark.parametrize(

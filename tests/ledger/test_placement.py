@@ -12,29 +12,29 @@ from magnetar.ledger.pending_core import Striping
 from magnetar.ledger.placement_core import (
     UNKNOWN_RACK,
     WEIGHT_RATIO_MAX,
-    Candidate,
+    BookieCandidate,
+    BookieQuarantine,
     ChosenBookies,
     PlacementFailure,
-    Quarantine,
     RackRule,
-    Shrink,
+    ReplicationShortfall,
     candidate_weights,
     choose_bookies,
-    shrink_striping,
+    reduce_striping,
 )
 
 RACKS = ("/a", "/b", "/c", "/d")
 
 
 @st.composite
-def puzzles(draw: st.DrawFn) -> tuple[list[Candidate], int, dict[int, str], int, RackRule]:
+def puzzles(draw: st.DrawFn) -> tuple[list[BookieCandidate], int, dict[int, str], int, RackRule]:
     count = draw(st.integers(1, 4))
     closed = draw(st.integers(0, 5 - count))
     slots = draw(st.permutations(range(count + closed)))[:closed]
     existing = {slot: draw(st.sampled_from((*RACKS, UNKNOWN_RACK))) for slot in sorted(slots)}
     quorum = draw(st.integers(1, count + closed))
     candidates = [
-        Candidate(f"b{n}", draw(st.sampled_from(RACKS)), draw(st.integers(0, 9)), draw(st.booleans()))
+        BookieCandidate(f"b{n}", draw(st.sampled_from(RACKS)), draw(st.integers(0, 9)), draw(st.booleans()))
         for n in range(draw(st.integers(0, 6)))
     ]
     return candidates, count, existing, quorum, RackRule(draw(st.integers(1, 4)), draw(st.booleans()))
@@ -60,7 +60,7 @@ def filled(existing: dict[int, str], count: int, racks: list[str]) -> dict[int, 
 @given(puzzles(), st.integers(0, 1 << 30))
 @settings(max_examples=300, deadline=None)
 def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
-    puzzle: tuple[list[Candidate], int, dict[int, str], int, RackRule], seed: int
+    puzzle: tuple[list[BookieCandidate], int, dict[int, str], int, RackRule], seed: int
 ) -> None:
     candidates, count, existing, quorum, rule = puzzle
     found = choose_bookies(
@@ -68,7 +68,7 @@ def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
     )  # fmt: skip
     rack = {each.bookie: each.rack for each in candidates}
 
-    def possible(pool: list[Candidate]) -> bool:
+    def possible(pool: list[BookieCandidate]) -> bool:
         return any(
             covers(filled(existing, count, [each.rack for each in picked]), quorum, rule.racks_min)
             for picked in permutations(pool, count)
@@ -97,7 +97,7 @@ def test_the_choice_keeps_the_minimum_of_racks_whenever_any_choice_does(
 @given(st.lists(st.sampled_from(RACKS), min_size=1, max_size=7), st.integers(1, 5), st.integers(0, 1 << 30))
 @settings(max_examples=200, deadline=None)
 def test_without_a_minimum_there_are_as_many_racks_as_there_can_be(racks: list[str], count: int, seed: int) -> None:
-    candidates = [Candidate(f"b{n}", rack) for n, rack in enumerate(racks)]
+    candidates = [BookieCandidate(f"b{n}", rack) for n, rack in enumerate(racks)]
     found = choose_bookies(candidates, count, rng=random.Random(seed))
     if len(racks) < count:
         assert found is PlacementFailure.BOOKIES
@@ -113,14 +113,14 @@ def test_without_a_minimum_there_are_as_many_racks_as_there_can_be(racks: list[s
 def test_who_replaces_stands_on_a_rack_that_the_others_do_not_have(racks: list[str], slot: int, seed: int) -> None:
     rest = dict(zip([each for each in range(3) if each != slot], ("/a", "/b"), strict=True))
     found = choose_bookies(
-        [Candidate(f"b{n}", rack) for n, rack in enumerate(racks)], 1, rng=random.Random(seed), existing=rest
+        [BookieCandidate(f"b{n}", rack) for n, rack in enumerate(racks)], 1, rng=random.Random(seed), existing=rest
     )  # fmt: skip
     assert isinstance(found, ChosenBookies)
     assert (racks[int(found.bookies[0][1:])] in rest.values()) is ({*racks} <= {"/a", "/b"})
 
 
 def test_an_enforced_minimum_takes_a_bookie_out_of_quarantine_rather_than_nobody() -> None:
-    candidates = [Candidate("x", "/a"), Candidate("y", "/a"), Candidate("z", "/b", quarantined=True)]
+    candidates = [BookieCandidate("x", "/a"), BookieCandidate("y", "/a"), BookieCandidate("z", "/b", quarantined=True)]
     rng = random.Random(1)
     relaxed = choose_bookies(candidates, 2, rng=rng, rule=RackRule(2))
     assert isinstance(relaxed, ChosenBookies)
@@ -132,7 +132,7 @@ def test_an_enforced_minimum_takes_a_bookie_out_of_quarantine_rather_than_nobody
 
 
 def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered() -> None:
-    candidates = [Candidate(f"b{n}", "/a", 100) for n in range(4)] + [Candidate("new", "/a", 100_000)]
+    candidates = [BookieCandidate(f"b{n}", "/a", 100) for n in range(4)] + [BookieCandidate("new", "/a", 100_000)]
     assert candidate_weights(candidates)["new"] == WEIGHT_RATIO_MAX
     rng = random.Random(7)
     draws: Counter[str] = Counter()
@@ -142,12 +142,12 @@ def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered()
         draws.update(found.bookies)
     assert draws["new"] == pytest.approx(2000 * 3 / 7, rel=0.1)
     assert draws["b0"] == pytest.approx(2000 / 7, rel=0.2)
-    assert candidate_weights([Candidate("a", "/a", 50), Candidate("b", "/a")]) == {"a": 1.0, "b": 1.0}
+    assert candidate_weights([BookieCandidate("a", "/a", 50), BookieCandidate("b", "/a")]) == {"a": 1.0, "b": 1.0}
 
 
 # ------------------------------------------------------------------------------------------ quarantine
 def test_repeated_failures_lengthen_a_quarantine_up_to_a_bound_and_time_heals() -> None:
-    quarantine, now = Quarantine(10, 35), 0.0
+    quarantine, now = BookieQuarantine(10, 35), 0.0
     for length in (10, 20, 35, 35):
         quarantine.record_failure("b", now)
         quarantine.record_failure("b", now)  # of the same trouble: every append on its way fails
@@ -162,7 +162,7 @@ def test_repeated_failures_lengthen_a_quarantine_up_to_a_bound_and_time_heals() 
 
 
 def test_a_restart_ends_a_quarantine_but_not_the_memory_of_what_led_to_it() -> None:
-    quarantine = Quarantine(10, 100)
+    quarantine = BookieQuarantine(10, 100)
     quarantine.record_failure("b", 0)
     quarantine.on_restarted("b", 1)
     assert quarantine.quarantined(1) == []
@@ -178,8 +178,10 @@ def test_missing_bookies_shrink_the_ensemble_never_the_ack_quorum_and_copies_onl
 ) -> None:
     wanted = Striping(*shape)
     for well in range(wanted.ensemble_size + 2):
-        assert shrink_striping(wanted, well, Shrink.NOTHING) is wanted
-        fewer, least = shrink_striping(wanted, well, Shrink.BOOKIES), shrink_striping(wanted, well, Shrink.COPIES)
+        assert reduce_striping(wanted, well, ReplicationShortfall.NOTHING) is wanted
+        fewer, least = reduce_striping(
+            wanted, well, ReplicationShortfall.BOOKIES
+        ), reduce_striping(wanted, well, ReplicationShortfall.COPIES)
         assert (fewer.write_quorum, fewer.ack_quorum) == shape[1:]
         assert least.ack_quorum == wanted.ack_quorum
         if well >= wanted.ensemble_size:

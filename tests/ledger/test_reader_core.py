@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger.pending_core import Striping
 from magnetar.ledger.reader_core import (
-    AskBookie,
     EntriesRead,
     EntryMissing,
+    EntryRangeRead,
     FailRead,
     FinishRead,
-    RangeRead,
-    ReadBound,
+    ReadableEntryBound,
     ReadFailed,
     ReadFailure,
+    SendReadToBookie,
     SpeculationDue,
     VerifiedTail,
     encode_header,
@@ -38,29 +38,29 @@ def stored(entry: int, payload: bytes = b"payload", ledger: int = 7) -> bytes:
     return encode_header(ledger, entry, entry - 1, 10, (payload,)) + payload
 
 
-def ask(effect: object) -> AskBookie:
-    assert isinstance(effect, AskBookie)
+def ask(effect: object) -> SendReadToBookie:
+    assert isinstance(effect, SendReadToBookie)
     return effect
 
 
 def test_one_bookie_is_asked_for_the_whole_range_when_each_holds_everything() -> None:
-    first = ask(RangeRead(record(), 2, 8, 1000).start())
+    first = ask(EntryRangeRead(record(), 2, 8, 1000).start())
     assert (first.entry, first.count, first.bytes_max) == (2, 7, 1000)
 
 
 def test_a_striped_ledger_is_asked_at_the_bookie_with_the_longest_run() -> None:
-    first = ask(RangeRead(record((4, 2, 2)), 5, 9, 1000).start())
+    first = ask(EntryRangeRead(record((4, 2, 2)), 5, 9, 1000).start())
     assert (first.bookie, first.count) == ("c", 2), "entry 5 lies on b and c, entry 6 on c and d"
 
 
 def test_a_read_stops_at_the_end_of_a_fragment() -> None:
     split = record(fragments=(Fragment(0, ("a", "b", "c")), Fragment(4, ("a", "b", "d"))))
-    assert ask(RangeRead(split, 2, 9, 1000).start()).count == 2
-    assert ask(RangeRead(split, 4, 9, 1000).start()).count == 6
+    assert ask(EntryRangeRead(split, 2, 9, 1000).start()).count == 2
+    assert ask(EntryRangeRead(split, 4, 9, 1000).start()).count == 6
 
 
 def test_an_answer_counts_up_to_the_first_entry_that_is_not_the_right_one() -> None:
-    read = RangeRead(record(), 0, 5, 1000)
+    read = EntryRangeRead(record(), 0, 5, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(0), stored(1), stored(3), stored(2)]))
     assert isinstance(done, FinishRead)
@@ -71,7 +71,7 @@ def test_an_answer_counts_up_to_the_first_entry_that_is_not_the_right_one() -> N
     "bad", [stored(1), stored(0, ledger=8), stored(0)[:-1], stored(0) + b"x", b"", b"short", b"\0" * 60]
 )
 def test_what_is_not_the_entry_is_no_answer_and_the_next_replica_is_asked(bad: bytes) -> None:
-    read = RangeRead(record(), 0, 0, 1000)
+    read = EntryRangeRead(record(), 0, 0, 1000)
     first = ask(read.start()).bookie
     second = ask(read.receive(EntriesRead(first, [bad]))).bookie
     assert second != first
@@ -82,21 +82,21 @@ def test_what_is_not_the_entry_is_no_answer_and_the_next_replica_is_asked(bad: b
 
 def test_replicas_that_failed_a_moment_ago_are_asked_last() -> None:
     """The one that gave most trouble last of all, also of a long run of entries."""
-    read = RangeRead(record(), 0, 5, 1000, trouble={"a": 2.0, "b": 0.5})
+    read = EntryRangeRead(record(), 0, 5, 1000, trouble={"a": 2.0, "b": 0.5})
     asked = [ask(read.start()).bookie]
     for _ in range(2):
         asked.append(ask(read.receive(ReadFailed(asked[-1]))).bookie)
     assert asked == ["c", "b", "a"]
-    striped = RangeRead(record((4, 2, 2)), 5, 9, 1000, trouble={"c": 0.5})
+    striped = EntryRangeRead(record((4, 2, 2)), 5, 9, 1000, trouble={"c": 0.5})
     assert ask(striped.start()).bookie == "b", "c has the longer run"
 
 
 def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and_the_first_good_answer_wins() -> None:
-    read = RangeRead(record(), 0, 5, 1000)
+    read = EntryRangeRead(record(), 0, 5, 1000)
     first = ask(read.start()).bookie
     second = ask(read.receive(SpeculationDue())).bookie
     assert read.slow == [first]
-    assert read.receive(EntryMissing(second)) == AskBookie(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
+    assert read.receive(EntryMissing(second)) == SendReadToBookie(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
     assert not read.may_speculate, "nobody is left"
     assert read.receive(SpeculationDue()) is None
     read.check()
@@ -107,7 +107,7 @@ def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and
 
 
 def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
-    read = RangeRead(record(), 0, 0, 1000)
+    read = EntryRangeRead(record(), 0, 0, 1000)
     asked = [
         ask(read.start()).bookie,
         ask(read.receive(SpeculationDue())).bookie,
@@ -129,12 +129,12 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
     shape: tuple[int, int, int], steps: list[int]
 ) -> None:
     """`LOST` is said exactly when all of the write set are certain, however many were asked at once."""
-    read = RangeRead(record(shape), 3, 9, 1000)
+    read = EntryRangeRead(record(shape), 3, 9, 1000)
     effect: object = read.start()
     open_: list[str] = []
     facts: list[type] = []
     for step in [*steps, *([0] * 20)]:
-        if isinstance(effect, AskBookie):
+        if isinstance(effect, SendReadToBookie):
             open_.append(effect.bookie)
         elif effect is not None:
             break
@@ -151,7 +151,7 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
 
 
 def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
-    read = RangeRead(record(), 4, 9, 1000)
+    read = EntryRangeRead(record(), 4, 9, 1000)
     bookie = ask(read.start()).bookie
     done = read.receive(EntriesRead(bookie, [stored(4), stored(5), b"rot", stored(7)]))
     assert isinstance(done, FinishRead)
@@ -169,7 +169,7 @@ def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
 def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
     answers: tuple[type[EntryMissing] | type[ReadFailed], ...], state: str, expected: ReadFailure
 ) -> None:
-    read = RangeRead(record(state=state), 0, 0, 1000)
+    read = EntryRangeRead(record(state=state), 0, 0, 1000)
     effect: object = read.start()
     for answer in answers:
         effect = read.receive(answer(ask(effect).bookie))
@@ -179,20 +179,20 @@ def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
 
 
 def test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end() -> None:
-    bound = ReadBound(record(state="open"))
+    bound = ReadableEntryBound(record(state="open"))
     assert (bound.last_entry, bound.closed) == (-1, False)
-    bound.raise_lac(4)
-    bound.raise_lac(2)
+    bound.advance_lac(4)
+    bound.advance_lac(2)
     assert (bound.last_entry, bound.closed) == (4, False)
     bound.apply_record(record())
     assert (bound.last_entry, bound.closed) == (9, True)
-    bound.raise_lac(12)
+    bound.advance_lac(12)
     assert bound.last_entry == 9
 
 
 def test_entries_before_the_last_fragment_are_readable_without_a_lac() -> None:
     split = record(state="open", fragments=(Fragment(0, ("a", "b", "c")), Fragment(4, ("a", "b", "d"))))
-    assert ReadBound(split).last_entry == 3
+    assert ReadableEntryBound(split).last_entry == 3
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=4), st.data())

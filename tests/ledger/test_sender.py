@@ -16,7 +16,7 @@ from magnetar.ledger.metadata_core import new_record
 from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
 from magnetar.ledger.reader_core import AppendPayload
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Fact, FutureAppend
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, AppendWithFuture, Fact
 from magnetar.ledger.writer_core import AddRefused, EntryOutcome
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
@@ -87,7 +87,7 @@ class Rig:
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            add = FutureAppend((payload,), len(payload), future)
+            add = AppendWithFuture((payload,), len(payload), future)
             self.adds.add(add, add.size)
             self.sender.send(add, self.adds.lac)
 

@@ -12,7 +12,7 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.cli.run.metrics import announce_ready
 from magnetar.cli.run.servers import connect_metadata, disconnect, run_server, serve_for_ever
-from magnetar.runtime.lifecycle import Parts
+from magnetar.runtime.lifecycle import ProcessParts
 from magnetar.runtime.network import Endpoint, Serving, World
 from tests.line_protocol.protocol import LineProtocol
 
@@ -29,7 +29,7 @@ def main() -> int:
     given = options.parse_args()
 
     async def run(world: World) -> None:
-        async with Parts(world.clock) as parts:
+        async with ProcessParts(world.clock) as parts:
             store = await parts.start(
                 "metadata", connect_metadata(world, given.metadata, WAIT_S, SESSION_S), disconnect
             )

@@ -92,7 +92,7 @@ async def _over_tcp(folder: Path, scenario: Scenario) -> None:
         try:
             await scenario(running.world, serving.endpoint)
             async with asyncio.timeout(10):
-                while any(topic.user_count for topic in broker.topics.values()):  # noqa: ASYNC110
+                while any(topic.connected_client_count for topic in broker.topics.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             await serving.close()

@@ -2,8 +2,9 @@
 
     python -m tests.metadata.rot --states 20000 --seed 7
 
-A workload of commits, sessions and checkpoints of the write-ahead log runs on a `Tree`, and after every transaction the
-files are kept, as they are on the disk then (*moments*), with what the tree contains. From them come the states:
+A workload of commits, sessions and checkpoints of the write-ahead log runs on a `MetadataTree`, and after every
+transaction the files are kept, as they are on the disk then (*moments*), with what the tree contains. From them come
+the states:
 
 - *crash*: power is lost within the next transaction. What was synced is there: the log may have any sectors of what is
   written next, and, when that is whole, the file any sectors of a checkpoint. The note of what was answered is not
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 from magnetar.metadata.records import CounterRecord, DamagedRecord, decode, encode
 from magnetar.metadata.store import ANY, Delete, Operation, Put
-from magnetar.metadata.tree import ENDING, DiskFailed, EndSession, Job, OpenSession, Tree
+from magnetar.metadata.tree import ENDING, DiskFailed, EndSession, Job, MetadataTree, OpenSession
 from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError
 
@@ -89,7 +90,7 @@ def _value(rng: random.Random, path: str) -> bytes:
 def record(folder: str, seed: int, transactions: int) -> list[Moment]:
     rng = random.Random(f"metadata {seed}")
     path = os.path.join(folder, "live")
-    tree = Tree(path, "first")
+    tree = MetadataTree(path, "first")
     tree._sql.execute(f"PRAGMA wal_autocheckpoint={SMALL_LOG_PAGES}").fetchall()
     sessions: list[str] = []
     moments = [_moment(path, tree)]
@@ -101,7 +102,7 @@ def record(folder: str, seed: int, transactions: int) -> list[Moment]:
     return moments
 
 
-def _moment(path: str, tree: Tree) -> Moment:
+def _moment(path: str, tree: MetadataTree) -> Moment:
     files = {}
     for ending in ENDINGS:
         with open(path + ending, "rb") as file:
@@ -123,7 +124,7 @@ def closed(folder: str, moment: Moment) -> Moment:
     return moment._replace(files=files)
 
 
-def rows_of(tree: Tree) -> Rows:
+def rows_of(tree: MetadataTree) -> Rows:
     """Each node, by its path: what a reader of all of them, and one of each, sees."""
     paths = [f"/some/{each}" for each in tree.children("/some")]
     found = {path: tree.get(path) for path in paths}
@@ -224,7 +225,7 @@ def judge(folder: str, state: State) -> tuple[str, Failure | None]:
             file.write(data)
     try:
         try:
-            tree = Tree(path, "next")
+            tree = MetadataTree(path, "next")
         except (DataLost, InvalidConfiguration) as error:  # the latter: its magic or its version is another one
             return "refused", Failure(state.name, f"a crash is called damage: {error}") if state.crash else None
         except MagnetarError as error:
@@ -235,7 +236,7 @@ def judge(folder: str, state: State) -> tuple[str, Failure | None]:
         _remove(path)
 
 
-def _compared(state: State, tree: Tree) -> tuple[str, Failure | None]:
+def _compared(state: State, tree: MetadataTree) -> tuple[str, Failure | None]:
     try:
         found, told = rows_of(tree), 0
     except DiskFailed as error:

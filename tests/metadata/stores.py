@@ -16,7 +16,7 @@ from magnetar.metadata.address import ZookeeperAddress, parse
 from magnetar.metadata.remote import RemoteStore, connect_address, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
-from magnetar.metadata.store import ANY, Delete, MetadataStore, NodeChanged, Operation, Put, Versioned, WatchReset
+from magnetar.metadata.store import ANY, Delete, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
@@ -213,7 +213,7 @@ class Forgetful:
     def session_id(self) -> str:
         return self._store.session_id
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         return await self._store.get(path)
 
     async def children(self, path: str) -> list[str]:

@@ -19,7 +19,7 @@ from magnetar.metadata.records import (
     encode,
 )
 from magnetar.metadata.store import ABSENT, Put
-from magnetar.metadata.tree import OpenSession, Tree
+from magnetar.metadata.tree import MetadataTree, OpenSession
 from magnetar.metadata.tree_core import Commit
 from tests.metadata.test_records import EXAMPLES, place
 
@@ -46,7 +46,7 @@ def where(record: Record) -> str:
 def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, Record]]:
     """With a record of every kind, and a registered bookie."""
     live = {where(record): record for record in EXAMPLES}
-    tree = Tree(str(folder / "metadata.sqlite"), "first")
+    tree = MetadataTree(str(folder / "metadata.sqlite"), "first")
     tree.apply([OpenSession("s", 10.0)])
     for path, record in live.items():
         data = encoded(record, path)
@@ -72,7 +72,7 @@ def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same
     assert found.ledgers == frozenset(ledgers)
     kept = backup.restore_backup(copy, target, found.highest + 100, "second")
     assert kept == f"{target}.replaced-1"
-    tree = Tree(target, "third")
+    tree = MetadataTree(target, "third")
     try:
         for path, record in live.items():
             node = tree.get(path)

@@ -1,14 +1,14 @@
 """Commits of one batch: each finds what those before it left, and a refused one leaves nothing."""
 
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Put
-from magnetar.metadata.tree_core import Commit, CommitBatch, JobResult, paths_of
+from magnetar.metadata.tree_core import Commit, CommitBatch, TreeJobResult, paths_of_commits
 from magnetar.proto.errors import BadVersion, NodeExists
 
 
 def test_each_commit_finds_the_nodes_as_those_before_it_left_them() -> None:
     batch = CommitBatch({"/a": 4}, 10)
-    assert batch.add(Commit([Put("/a", b"1", 4)], "")) == JobResult([5], 11, [NodeChanged("/a", 5, 11)])
-    assert batch.add(Commit([Put("/a", b"2", 5)], "")) == JobResult([6], 12, [NodeChanged("/a", 6, 12)])
+    assert batch.add(Commit([Put("/a", b"1", 4)], "")) == TreeJobResult([5], 11, [NodeChanged("/a", 5, 11)])
+    assert batch.add(Commit([Put("/a", b"2", 5)], "")) == TreeJobResult([6], 12, [NodeChanged("/a", 6, 12)])
     assert isinstance(batch.add(Commit([Put("/a", b"3", 5)], "")), BadVersion)
     assert batch.nodes == {"/a": ("/a", b"2", 6, 12, None)}
     assert batch.revision == 12
@@ -20,14 +20,14 @@ def test_a_refused_commit_leaves_nothing_of_its_operations() -> None:
     assert isinstance(refused, BadVersion)
     assert (batch.nodes, batch.revision) == ({}, 10)
     done = batch.add(Commit([Put("/a", b"2", 0), Put("/b", b"3", ABSENT)], ""))
-    assert isinstance(done, JobResult)
+    assert isinstance(done, TreeJobResult)
     assert (done.versions, done.revision) == ([1, 0], 11)
 
 
 def test_operations_of_a_commit_see_those_before_them() -> None:
     batch = CommitBatch({"/a": 3}, 0)
     done = batch.add(Commit([Delete("/a"), Put("/a", b"new", ABSENT, ephemeral=True), Check("/a", 0)], "s"))
-    assert isinstance(done, JobResult)
+    assert isinstance(done, TreeJobResult)
     assert done.versions == [ABSENT, 0, 0]
     assert batch.nodes == {"/a": ("/a", b"new", 0, 1, "s")}
 
@@ -37,11 +37,11 @@ def test_a_node_that_was_deleted_is_absent_for_the_next_commit() -> None:
     batch.add(Commit([Delete("/a", 3)], ""))
     assert batch.nodes == {"/a": None}
     assert isinstance(batch.add(Commit([Delete("/a", 3)], "")), BadVersion)
-    assert batch.add(Commit([Delete("/a", ANY)], "")) == JobResult([ABSENT], 2)
+    assert batch.add(Commit([Delete("/a", ANY)], "")) == TreeJobResult([ABSENT], 2)
     batch.add(Commit([Put("/a", b"again", ABSENT)], ""))
     assert isinstance(batch.add(Commit([Put("/a", b"twice", ABSENT)], "")), NodeExists)
 
 
 def test_the_paths_of_a_batch_are_named_once() -> None:
     commits = [Commit([Put("/a", b""), Check("/b", 1)], ""), Commit([Delete("/a")], "")]
-    assert list(paths_of(commits)) == ["/a", "/b"]
+    assert list(paths_of_commits(commits)) == ["/a", "/b"]

@@ -14,7 +14,7 @@ from magnetar.metadata.store import (
     MetadataStore,
     NodeChanged,
     Put,
-    Versioned,
+    VersionedValue,
     WatchReset,
     allocate_ids,
     update_node,
@@ -46,7 +46,7 @@ async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(ba
     store = await backend.store()
     assert await store.get("/a") is None
     assert [await store.put("/a", b"x"), await store.put("/a", b"y", 0), await store.put("/a", b"z")] == [0, 1, 2]
-    assert await store.get("/a") == Versioned(b"z", 2)
+    assert await store.get("/a") == VersionedValue(b"z", 2)
     await store.delete("/a", 2)
     assert await store.get("/a") is None
     assert await store.put("/a", b"", ABSENT) == 0
@@ -67,7 +67,7 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend:
     assert bad.value.fields == {"path": "/a", "expected": "7", "found": "0"}
     assert exists.value.fields["found"] == "0"
     assert none.value.fields == {"path": "/b", "expected": "3", "found": "-1"}
-    assert await store.get("/a") == Versioned(b"x", 0)
+    assert await store.get("/a") == VersionedValue(b"x", 0)
     await store.delete("/nothing", ANY)
 
 
@@ -83,7 +83,7 @@ async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(back
     ):
         with pytest.raises(BadVersion):
             await store.commit(refused)
-    assert await store.get("/a") == Versioned(b"2", 1)
+    assert await store.get("/a") == VersionedValue(b"2", 1)
     assert await store.children("/") == ["a"]
     assert await store.revision() == before
     assert await store.commit([Check("/zero", ABSENT), Put("/c", b"", ABSENT)]) == [-1, 0]
@@ -104,11 +104,11 @@ async def test_children_are_the_next_segments_sorted(backend: Backend) -> None:
 async def test_many_writers_of_one_counter_lose_no_update(backend: Backend) -> None:
     stores = [await backend.store() for _ in range(3)]
 
-    def increment(current: Versioned | None) -> bytes:
+    def increment(current: VersionedValue | None) -> bytes:
         return str(int(current.value if current else b"0") + 1).encode()
 
     await asyncio.gather(*[update_node(stores[i % 3], "/n", increment) for i in range(30)])
-    assert await stores[0].get("/n") == Versioned(b"30", 29)
+    assert await stores[0].get("/n") == VersionedValue(b"30", 29)
     blocks = await asyncio.gather(*[allocate_ids(stores[i % 3], 5) for i in range(12)])
     assert sorted(id_ for block in blocks for id_ in block) == list(range(1, 61))
 
@@ -138,7 +138,7 @@ async def test_bad_paths_and_values_are_refused_before_anything_happens(backend:
         await store.put("/a", b"", -3)
     assert await store.children("/") == []
     assert await store.put("/a", bytes(VALUE_BYTES_MAX)) == 0
-    assert await store.get("/a") == Versioned(bytes(VALUE_BYTES_MAX), 0)
+    assert await store.get("/a") == VersionedValue(bytes(VALUE_BYTES_MAX), 0)
 
 
 @conformance
@@ -161,10 +161,10 @@ async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(back
     await mine.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
     seen = await other.revision()
     await backend.vanish(mine)
-    assert await other.get("/e") == Versioned(b"", 0)
+    assert await other.get("/e") == VersionedValue(b"", 0)
     await _wait_deleted(other, "/e", seen)
     assert await other.get("/e") is None
-    assert await other.get("/stays") == Versioned(b"", 0)
+    assert await other.get("/stays") == VersionedValue(b"", 0)
 
 
 @conformance
@@ -183,7 +183,7 @@ async def test_a_closed_store_says_session_expired_to_everything(backend: Backen
         with pytest.raises(SessionExpired):
             await call
     await store.close()
-    assert await other.get("/a") == Versioned(b"", 0)
+    assert await other.get("/a") == VersionedValue(b"", 0)
 
 
 @conformance

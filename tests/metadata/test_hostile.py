@@ -14,7 +14,7 @@ import pytest
 from magnetar.metadata import server as server_module
 from magnetar.metadata.remote import BACKUP, COMMIT, GET, SESSION, RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.store import Versioned
+from magnetar.metadata.store import VersionedValue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import BackPressure, InvalidName, InvalidRequest, MagnetarError
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Stream
@@ -30,7 +30,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[tuple[MetadataServer, RemoteS
     store = await connect_metadata(world, server.endpoint, 10.0)
     await store.put("/e", b"mine", ephemeral=True)
     yield server, store
-    assert await store.get("/e") == Versioned(b"mine", 0), "who was there is served, in the same session"
+    assert await store.get("/e") == VersionedValue(b"mine", 0), "who was there is served, in the same session"
     await store.put("/after", b"x")
     await store.close()
     await server.close()

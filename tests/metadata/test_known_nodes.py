@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
-from magnetar.metadata.store import ABSENT, Check, Delete, Put, Versioned
+from magnetar.metadata.store import ABSENT, Check, Delete, Put, VersionedValue
 from magnetar.metadata.tree import Node
 from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, NodeCache
 from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
@@ -46,7 +46,7 @@ async def test_what_was_read_is_read_again_without_a_thread(
     store._known.discard("/a")
     calls = counted(store, monkeypatch)
     for each in (session, other, session):
-        assert await each.get("/a") == Versioned(b"1", 0)
+        assert await each.get("/a") == VersionedValue(b"1", 0)
         assert await each.get("/none") is None
     assert len(calls) == 2
     assert store.statistics()["known_nodes"] == 2
@@ -96,7 +96,7 @@ async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(
 
     other = asyncio.create_task(beside())
     for _ in range(10 * KNOWN_AT_ONCE):
-        assert await session.get("/a") == Versioned(b"1", 0)
+        assert await session.get("/a") == VersionedValue(b"1", 0)
     assert turns >= 9
     other.cancel()
 
@@ -104,12 +104,12 @@ async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(
 async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteStore) -> None:
     session, other = store.new_session(), store.new_session()
     await session.put("/a", b"1")
-    assert await other.get("/a") == Versioned(b"1", 0)
+    assert await other.get("/a") == VersionedValue(b"1", 0)
     assert await other.get("/b") is None
     await session.put("/a", b"2")
     await session.put("/b", b"", ephemeral=True)
-    assert await other.get("/a") == Versioned(b"2", 1)
-    assert await other.get("/b") == Versioned(b"", 0)
+    assert await other.get("/a") == VersionedValue(b"2", 1)
+    assert await other.get("/b") == VersionedValue(b"", 0)
     await session.delete("/a")
     assert await other.get("/a") is None
     await session.close()
@@ -171,10 +171,10 @@ async def test_no_reader_gets_what_is_older_than_a_commit_that_was_answered(stor
 async def test_a_commit_that_is_refused_changes_nothing_that_is_known(store: SqliteStore) -> None:
     session = store.new_session()
     await session.put("/a", b"1")
-    assert await session.get("/a") == Versioned(b"1", 0)
+    assert await session.get("/a") == VersionedValue(b"1", 0)
     with pytest.raises(MagnetarError):
         await session.put("/a", b"2", 7)
-    assert await session.get("/a") == Versioned(b"1", 0)
+    assert await session.get("/a") == VersionedValue(b"1", 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 900)), max_size=60))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Operation, Put, WatchReset
-from magnetar.metadata.tree import EndSession, Node, OpenSession, Tree
-from magnetar.metadata.tree_core import ChangeHistory, Commit, JobResult
+from magnetar.metadata.tree import EndSession, MetadataTree, Node, OpenSession
+from magnetar.metadata.tree_core import ChangeHistory, Commit, TreeJobResult
 from magnetar.proto.errors import BadVersion
 
 PATHS = ["/a", "/a/b", "/a/b/c", "/a-b", "/a0", "/d/e", "/é"]
@@ -61,7 +61,7 @@ class Model:
 class TreeAgainstModel(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.tree = Tree(":memory:")
+        self.tree = MetadataTree(":memory:")
         self.model = Model()
         self.history = ChangeHistory(0, changes_max=20)
         self.mirror: dict[str, int] = {}  # what a watcher knows: path → version
@@ -70,7 +70,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
     def _apply(self, *jobs: Any) -> list[Any]:
         outcomes = self.tree.apply(jobs)
         for outcome in outcomes:
-            if isinstance(outcome, JobResult) and outcome.revision > self.history.revision:
+            if isinstance(outcome, TreeJobResult) and outcome.revision > self.history.revision:
                 self.history.append(outcome.revision, outcome.changes)
         return outcomes
 
@@ -81,7 +81,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
             if expected is None:
                 assert isinstance(outcome, BadVersion)
             else:
-                assert isinstance(outcome, JobResult)
+                assert isinstance(outcome, TreeJobResult)
                 assert (outcome.versions, outcome.revision) == (expected, self.model.revision)
 
     @rule(session=st.sampled_from(SESSIONS))

@@ -14,7 +14,7 @@ from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metad
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
-from magnetar.metadata.store import NodeChanged, Versioned, WatchReset, allocate_ids, update_node
+from magnetar.metadata.store import NodeChanged, VersionedValue, WatchReset, allocate_ids, update_node
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
@@ -73,7 +73,7 @@ def test_a_session_and_its_watches_outlive_their_connections() -> None:
             heard = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(60)
         assert (store.session_id, store.state) == (session, SessionState.CONNECTED)
-        assert await other.get("/e") == Versioned(b"", 0)
+        assert await other.get("/e") == VersionedValue(b"", 0)
         heard.cancel()
 
     _simulate(scenario)
@@ -171,7 +171,7 @@ def test_a_short_partition_costs_nothing_but_time() -> None:
             await asyncio.sleep(3.0)
             _heal(backend, store)
             await asyncio.sleep(7.0)
-        assert await store.get("/e") == await other.get("/e") == Versioned(b"", 0)
+        assert await store.get("/e") == await other.get("/e") == VersionedValue(b"", 0)
 
     _simulate(scenario)
 
@@ -201,7 +201,7 @@ def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
         with pytest.raises(TimedOut) as lost:
             await store.put("/a", b"")
         assert not lost.value.definite
-        assert await other.get("/a") == Versioned(b"", 0)
+        assert await other.get("/a") == VersionedValue(b"", 0)
 
     _simulate(scenario)
 
@@ -213,7 +213,7 @@ def _cuts(seed: int) -> str:
         taken: list[int] = []
 
         async def work(store: RemoteStore, name: str) -> None:
-            def join(current: Versioned | None) -> bytes | None:
+            def join(current: VersionedValue | None) -> bytes | None:
                 members = current.value.split() if current else []
                 return None if name.encode() in members else b" ".join([*members, name.encode()])
 
@@ -287,7 +287,7 @@ async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path
         assert await store.put("/a", b"") == 0
         assert store.session_id == session
         assert await heard == NodeChanged("/a", 0, seen + 1)
-        assert await store.get("/e") == Versioned(b"", 0)
+        assert await store.get("/e") == VersionedValue(b"", 0)
         assert await anext(watch) == NodeChanged("/gone", -1, seen + 2)  # the other session had its whole timeout again
     await store.close()
     await gone.close()

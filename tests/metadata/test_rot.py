@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.metadata import backup
 from magnetar.metadata.store import ANY, Delete, Put
-from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, row_sum
+from magnetar.metadata.tree import ENDING, AnsweredRevisionFile, EndSession, MetadataTree, OpenSession, checksum_of_row
 from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
@@ -26,7 +26,7 @@ def test_a_crash_anywhere_loses_nothing_and_damage_at_rest_is_refused_or_told() 
 
 
 def without(monkeypatch: pytest.MonkeyPatch, name: str, guard: Callable[..., object]) -> None:
-    monkeypatch.setattr(Tree, name, guard)
+    monkeypatch.setattr(MetadataTree, name, guard)
 
 
 @pytest.mark.parametrize(("name", "guard"), [
@@ -38,8 +38,8 @@ def test_each_guard_is_needed(name: str, guard: Callable[..., object], monkeypat
     assert any(rot.run(seed, 200)[1] for seed in range(2, 8)), name
 
 
-def filled(path: str, commits: int = 30) -> Tree:
-    tree = Tree(path, "first")
+def filled(path: str, commits: int = 30) -> MetadataTree:
+    tree = MetadataTree(path, "first")
     for number in range(commits):
         tree.apply([Commit((Put(PATHS[number % len(PATHS)], b"%d" % number, ANY),), "")])
     return tree
@@ -58,7 +58,7 @@ def test_a_log_that_lost_its_end_is_refused_and_says_which_revision_was_answered
     for each, data in ((path, file), (path + ENDING, note)):
         Path(each).write_bytes(data)
     with pytest.raises(DataLost, match=r"is of revision 30, and revision 31 was answered.*metadata restore"):
-        Tree(path, "second")
+        MetadataTree(path, "second")
 
 
 @pytest.mark.parametrize("gone", ["removed", "empty"])
@@ -69,7 +69,7 @@ def test_a_file_that_is_gone_is_no_new_one(tmp_path: Path, gone: str) -> None:
     if gone == "empty":
         Path(path).touch()
     with pytest.raises(DataLost, match="is empty, and revision 30 was answered"):
-        Tree(path, "second")
+        MetadataTree(path, "second")
 
 
 def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
         if lost:
             os.remove(path)
         backup.restore_backup(copy, path, 0, "restored")
-        with contextlib.closing(Tree(path, "second")) as restored:
+        with contextlib.closing(MetadataTree(path, "second")) as restored:
             found = restored.get(PATHS[0])
             assert found is not None
             assert found.value != b"last"
@@ -98,12 +98,12 @@ def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path
         sql.execute("UPDATE state SET revision = 31")
         sql.commit()
     for life in range(2):
-        with contextlib.closing(Tree(path, "second")) as tree:
+        with contextlib.closing(MetadataTree(path, "second")) as tree:
             found = tree.get(PATHS[0])
             assert found is not None
             assert (found.version, tree.revision) == (9 + life, 31 + life)
             tree.apply([Commit((Put(PATHS[0], b"", ANY),), "")])
-    assert AnsweredNote(path).read() == 33
+    assert AnsweredRevisionFile(path).read() == 33
 
 
 def test_a_row_that_changed_in_the_table_is_damage(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_row_that_changed_in_the_table_is_damage(tmp_path: Path) -> None:
             sql.execute(f"UPDATE node SET {change} WHERE path = ?", (PATHS[3],))
             sql.commit()
         with pytest.raises(DataLost, match="rows of it are missing, or of another time"):
-            Tree(path, "second")
+            MetadataTree(path, "second")
 
 
 def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
@@ -129,4 +129,4 @@ def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
     tree.mark_restored("token")
     assert tree._total == tree._sum()
     tree.close()
-    assert row_sum("/a", 0, 1) != row_sum("/a", 1, 0)
+    assert checksum_of_row("/a", 0, 1) != checksum_of_row("/a", 1, 0)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, NodeChanged, Put, Versioned, WatchReset
-from magnetar.metadata.tree import Job, Tree
-from magnetar.metadata.tree_core import Commit, JobResult
+from magnetar.metadata.store import ABSENT, NodeChanged, Put, VersionedValue, WatchReset
+from magnetar.metadata.tree import Job, MetadataTree
+from magnetar.metadata.tree_core import Commit, TreeJobResult
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
@@ -162,7 +162,7 @@ async def test_the_queue_of_commits_is_bounded() -> None:
     results = await asyncio.gather(*puts, return_exceptions=True)
     refused = [result for result in results if isinstance(result, BackPressure)]
     assert refused
-    assert await session.get("/a") == Versioned(b"", len(puts) - len(refused) - 1)
+    assert await session.get("/a") == VersionedValue(b"", len(puts) - len(refused) - 1)
     await store.close()
 
 
@@ -175,7 +175,7 @@ async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
         put.cancel()
     await asyncio.wait(puts)
     assert [put.cancelled() for put in puts] == [True, False] * 5
-    assert await session.get("/a") == Versioned(b"", 9)
+    assert await session.get("/a") == VersionedValue(b"", 9)
     await store.close()
 
 
@@ -266,7 +266,7 @@ async def test_a_commit_of_a_session_that_has_ended_is_refused() -> None:
 
 
 def test_a_full_disk_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None:
-    tree = Tree(str(tmp_path / "metadata.db"))
+    tree = MetadataTree(str(tmp_path / "metadata.db"))
     tree.apply([Commit([Put("/a", b"1")], "s")])
     pages = tree._one("PRAGMA page_count")
     tree._one(f"PRAGMA max_page_count = {pages + 2}")
@@ -292,7 +292,7 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     await leaving.put("/owner", b"dead", ephemeral=True)
     apply, full = store._tree.apply, [True]
 
-    def no_room(jobs: Sequence[Job]) -> list[JobResult | MagnetarError]:
+    def no_room(jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
         if full:
             raise Unavailable("the disk is full")
         return apply(jobs)

@@ -25,7 +25,7 @@ from magnetar.metadata.store import (
     MetadataStore,
     NodeUpdate,
     Operation,
-    Versioned,
+    VersionedValue,
     allocate_ids,
     ensure_cluster,
     ensure_id_counter,
@@ -49,8 +49,8 @@ async def store() -> AsyncIterator[MetadataStore]:
     await sqlite.close()
 
 
-def _join(member: str, calls: list[Versioned | None] | None = None):  # type: ignore[no-untyped-def]
-    def transform(current: Versioned | None) -> bytes | None:
+def _join(member: str, calls: list[VersionedValue | None] | None = None):  # type: ignore[no-untyped-def]
+    def transform(current: VersionedValue | None) -> bytes | None:
         if calls is not None:
             calls.append(current)
         members = current.value.decode().split() if current else []
@@ -65,8 +65,8 @@ async def test_an_update_whose_answers_are_lost_happens_exactly_once(
 ) -> None:
     await store.put("/members", b"a")
     forgetful = Forgetful(store, faults)
-    assert await update_node(forgetful, "/members", _join("b")) == Versioned(b"a b", 1)
-    assert await store.get("/members") == Versioned(b"a b", 1)
+    assert await update_node(forgetful, "/members", _join("b")) == VersionedValue(b"a b", 1)
+    assert await store.get("/members") == VersionedValue(b"a b", 1)
     written = [fault for fault in faults if fault != "dropped"]
     assert forgetful.commits == (faults.index(written[0]) + 1 if written else 4)
 
@@ -94,7 +94,7 @@ async def test_changes_together_happen_all_or_not_at_all_and_exactly_once(
         NodeUpdate("/made", _join("b"), absent=True),
         NodeUpdate("/has-it", _join("b")),
     ]
-    written = [Versioned(b"a b", 1), Versioned(b"b", 0), Versioned(b"b", 0)]
+    written = [VersionedValue(b"a b", 1), VersionedValue(b"b", 0), VersionedValue(b"b", 0)]
     assert await update_nodes(forgetful, changes) == written
     assert [await store.get(each.path) for each in changes] == written
     commits = forgetful.commits
@@ -109,7 +109,7 @@ async def test_a_node_that_stays_is_the_one_that_was_read_when_the_others_change
     """Otherwise what was decided by it would be written although it is not so any more."""
     await store.put("/members", b"a")
     await store.put("/has-it", b"b")
-    seen: list[Versioned | None] = []
+    seen: list[VersionedValue | None] = []
 
     class Contended(Forgetful):
         async def commit(self, operations: Sequence[Operation]) -> list[int]:
@@ -122,11 +122,11 @@ async def test_a_node_that_stays_is_the_one_that_was_read_when_the_others_change
     )
     assert len(seen) == 4, "it was all read again"
     at = await store.get("/has-it")
-    assert at == (Versioned(b"c b", 2) if other == "/has-it" else Versioned(b"b", 0))
+    assert at == (VersionedValue(b"c b", 2) if other == "/has-it" else VersionedValue(b"b", 0))
 
 
 async def test_a_change_that_gives_up_ends_those_with_it(store: MetadataStore) -> None:
-    def refuse(_: Versioned | None) -> bytes:
+    def refuse(_: VersionedValue | None) -> bytes:
         raise NotEnoughBookies("3 are needed")
 
     with pytest.raises(NotEnoughBookies):
@@ -135,16 +135,16 @@ async def test_a_change_that_gives_up_ends_those_with_it(store: MetadataStore) -
 
 
 async def test_the_transform_sees_its_own_write_after_an_unknown_outcome(store: MetadataStore) -> None:
-    calls: list[Versioned | None] = []
+    calls: list[VersionedValue | None] = []
     await update_node(Forgetful(store, ["applied"]), "/m", _join("a", calls))
-    assert calls == [None, Versioned(b"a", 0)]
+    assert calls == [None, VersionedValue(b"a", 0)]
 
 
 async def test_nothing_is_written_when_there_is_nothing_to_do(store: MetadataStore) -> None:
     await store.put("/m", b"a")
     before = await store.revision()
-    assert await update_node(store, "/m", _join("a")) == Versioned(b"a", 0)
-    assert await update_node(store, "/m", lambda current: current and current.value) == Versioned(b"a", 0)
+    assert await update_node(store, "/m", _join("a")) == VersionedValue(b"a", 0)
+    assert await update_node(store, "/m", lambda current: current and current.value) == VersionedValue(b"a", 0)
     assert await update_node(store, "/none", lambda _: None) is None
     assert await store.revision() == before
 
@@ -153,7 +153,7 @@ async def test_a_transform_that_gives_up_is_not_asked_again(store: MetadataStore
     """Also when its error could be retried: that is for the caller to decide."""
     calls = 0
 
-    def refuse(_: Versioned | None) -> bytes:
+    def refuse(_: VersionedValue | None) -> bytes:
         nonlocal calls
         calls += 1
         raise NotEnoughBookies("3 are needed")
@@ -168,7 +168,7 @@ async def test_the_error_is_definite_only_when_no_attempt_was_unknown(store: Met
     counter = itertools.count()
 
     class Contended(Forgetful):
-        async def get(self, path: str) -> Versioned | None:
+        async def get(self, path: str) -> VersionedValue | None:
             found = await super().get(path)
             await store.put(path, str(next(counter)).encode())  # somebody else is always faster
             return found
@@ -183,7 +183,7 @@ async def test_the_error_is_definite_only_when_no_attempt_was_unknown(store: Met
 
 async def test_a_store_that_never_answers_is_timed_out(store: MetadataStore) -> None:
     class Silent(Forgetful):
-        async def get(self, path: str) -> Versioned | None:
+        async def get(self, path: str) -> VersionedValue | None:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -52,8 +52,8 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
     assert znodes.key_of_znode(znodes.value_znode(path)) == path
     above, _, last = znodes.value_znode(path).rpartition("/")
     assert FolderContent.from_names([last]).values == [segments[-1]]
-    assert above == (znodes.needed_folders(path) or [""])[-1]
-    for depth, folder in enumerate(znodes.needed_folders(path), 1):
+    assert above == (znodes.folders_of_key(path) or [""])[-1]
+    for depth, folder in enumerate(znodes.folders_of_key(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
         assert znodes.key_of_znode(folder) is None
         assert FolderContent.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]

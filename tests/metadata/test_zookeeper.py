@@ -21,7 +21,7 @@ from magnetar.metadata.store import (
     Delete,
     NodeChanged,
     Put,
-    Versioned,
+    VersionedValue,
     WatchReset,
     allocate_ids,
     update_node,
@@ -92,7 +92,7 @@ async def test_nothing_is_lost_or_done_twice_while_connections_break(backend: Zo
         for i in range(15):
             name = f"{store.session_id}-{i}".encode()
 
-            def join(current: Versioned | None, name: bytes = name) -> bytes | None:
+            def join(current: VersionedValue | None, name: bytes = name) -> bytes | None:
                 members = current.value.split() if current else []
                 return None if name in members else b" ".join([*members, name])
 
@@ -119,7 +119,7 @@ async def test_a_session_and_its_ephemerals_outlive_their_connections(backend: Z
     session = store.session_id
     for _ in range(5):
         await _dropped(store)
-        assert await other.get("/e") == await store.get("/e") == Versioned(b"", 0)
+        assert await other.get("/e") == await store.get("/e") == VersionedValue(b"", 0)
     assert store.session_id == session
 
 
@@ -195,7 +195,7 @@ async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(back
         await _until(lambda: store.state is SessionState.CONNECTED)
         real = getattr(store._line, name)
         setattr(store._line, name, broken_before(real))
-        assert await store.get("/a") == Versioned(b"x", 0) if name == "get" else True
+        assert await store.get("/a") == VersionedValue(b"x", 0) if name == "get" else True
         assert await store.children("/") == ["a"] if name == "children" else True
         assert await store.revision() if name == "exists" else True
         setattr(store._line, name, real)
@@ -371,9 +371,9 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         writing = asyncio.ensure_future(update_node(store, "/stays", lambda _: b"written"))
         server.start(wait=False)
         await asyncio.to_thread(server.wait_ready)
-        assert await writing == Versioned(b"written", 1)
+        assert await writing == VersionedValue(b"written", 1)
         await _until(lambda: other.state is SessionState.CONNECTED)
-        assert await other.get("/e") == Versioned(b"", 0)
+        assert await other.get("/e") == VersionedValue(b"", 0)
         news = await heard
         assert isinstance(news, WatchReset) or news == NodeChanged("/stays", 1, news.revision)
 

@@ -7,12 +7,12 @@ from typing import Any
 from pyroaring import BitMap64
 
 from magnetar.bookie.maintenance import garbage
-from magnetar.bookie.maintenance.restore import Restorer
+from magnetar.bookie.maintenance.restore import LimboEntryRestorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import identity
 from magnetar.bookie.store.entrylog import mover as log_survey
-from magnetar.bookie.store.identity import BootVerdict
-from magnetar.bookie.store.reads import ReadResult, Reads
+from magnetar.bookie.store.identity import DirectoryVerdict
+from magnetar.bookie.store.reads import ReadResult, StoreReads
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger import client as deletions
@@ -25,12 +25,12 @@ from tests.mutants.ledgers import Stack, put
 
 def damage_is_no_entry(stack: Stack) -> None:
     """M06: what a disk cannot read, or reads damaged, is answered as never stored."""
-    honest = Reads._miss
+    honest = StoreReads._miss
 
-    def miss(self: Reads, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+    def miss(self: StoreReads, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
         return honest(self, ledger, entry, False)
 
-    put(stack, Reads, "_miss", miss)
+    put(stack, StoreReads, "_miss", miss)
 
 
 def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
@@ -52,7 +52,7 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
 
 def amnesia(stack: Stack) -> None:
     """M09: a bookie that lost entries says that it never had them."""
-    put(stack, Reads, "_in_limbo", lambda self, ledger: False)
+    put(stack, StoreReads, "_in_limbo", lambda self, ledger: False)
 
 
 class _Anybody(bytes):
@@ -95,9 +95,9 @@ def copies_without_recovery_flag(stack: Stack) -> None:
 
 def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:
     """A restore goes on after an entry that it cannot read anywhere, and calls the ledger whole."""
-    honest = Restorer._fill
+    honest = LimboEntryRestorer._fill
 
-    async def fill(self: Restorer, reader: Any, record: Any, first: int, last: int, whole: Any) -> str | None:
+    async def fill(self: LimboEntryRestorer, reader: Any, record: Any, first: int, last: int, whole: Any) -> str | None:
         real = reader.read_stored
 
         async def read_stored(first: int, last: int, bytes_max: int) -> Any:
@@ -117,7 +117,7 @@ def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:
             del reader.read_stored
         return None
 
-    put(stack, Restorer, "_fill", fill)
+    put(stack, LimboEntryRestorer, "_fill", fill)
 
 
 class _Lost(Exception):
@@ -194,9 +194,9 @@ def empty_disk_is_healthy(stack: Stack) -> None:
     """M27: a bookie whose directory is empty, or older than it was, starts as if nothing had happened."""
     honest = identity.judge_directory
 
-    def judge(facts: Any) -> BootVerdict:
+    def judge(facts: Any) -> DirectoryVerdict:
         verdict = honest(facts)
-        return BootVerdict.START if verdict in (BootVerdict.WIPED,
-            BootVerdict.ROLLED_BACK) and facts.cookie else verdict
+        return DirectoryVerdict.START if verdict in (DirectoryVerdict.WIPED,
+            DirectoryVerdict.ROLLED_BACK) and facts.cookie else verdict
 
     put(stack, identity, "judge_directory", judge)

@@ -18,10 +18,10 @@ from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.policy import Entry, Member
-from magnetar.broker.subscription.pump import Pump
+from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic import topic
 from magnetar.broker.topic.dedup import Deduplication
-from magnetar.broker.topic.dedup_core import Dedup, SequenceProgress
+from magnetar.broker.topic.dedup_core import DedupCore, SequenceProgress
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import BrokerRecord, OwnerRecord, TopicLedger, encode
@@ -54,7 +54,7 @@ def snapshot_is_believed(stack: Stack) -> None:
     async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
         dedup.core.position = log.shape.last
 
-    put(stack, topic, "replay_log", replay)
+    put(stack, topic, "replay_log_for_dedup_and_transactions", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:
@@ -122,13 +122,13 @@ def key_moves_with_its_owner(stack: Stack) -> None:
 
 def seek_answered_after_its_messages(stack: Stack) -> None:
     """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
-    honest = Pump.hand_out
+    honest = DeliveryPump.deliver_available_entries
 
-    def hand_out(self: Pump) -> None:
+    def deliver_available_entries(self: DeliveryPump) -> None:
         self.is_moving = False
         honest(self)
 
-    put(stack, Pump, "hand_out", hand_out)
+    put(stack, DeliveryPump, "deliver_available_entries", deliver_available_entries)
 
 
 def redelivery_is_free(stack: Stack) -> None:
@@ -159,13 +159,13 @@ def snapshot_counts_before_it_is_stored(stack: Stack) -> None:
 def commit_sets_numbers_back(stack: Stack) -> None:
     """M68: a commit sets the sequence id of its producer back to that of the transaction."""
 
-    def merged(self: Dedup, numbers: Mapping[str, SequenceProgress]) -> None:
+    def merged(self: DedupCore, numbers: Mapping[str, SequenceProgress]) -> None:
         for name, progress in numbers.items():
             self._persisted[name] = progress
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
 
-    put(stack, Dedup, "on_transaction_committed", merged)
+    put(stack, DedupCore, "on_transaction_committed", merged)
 
 
 # ------------------------------------------------------------------------------------ compaction

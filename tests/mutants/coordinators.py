@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.begins_core import Batches, Ends
+from magnetar.broker.transaction.begins_core import SinkBatchCommits, TransactionEnds
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.halves_core import IntentQueued
+from magnetar.broker.transaction.halves_core import IntentQueuedUntilDurable
 from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
 from magnetar.broker.transaction.log import CoordinatorLog
-from magnetar.broker.transaction.outcomes_core import Outcomes
+from magnetar.broker.transaction.outcomes_core import OutcomeDecider
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.broker.transaction.table_core import LiveTransaction, Phase, TransactionTable
@@ -19,36 +19,38 @@ from tests.mutants.ledgers import Stack, put
 def answered_while_in_doubt(stack: Stack) -> None:
     """M90: a question about a transaction is answered while its commit is on its way."""
 
-    def certain(self: Outcomes, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
+    def certain(self: OutcomeDecider, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
         found = self.find(txn, now, owner)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._decisions.writing:
             found.waiting_intents.append(intent)  # type: ignore[union-attr]
-            raise IntentQueued
+            raise IntentQueuedUntilDurable
         return found
 
-    put(stack, Outcomes, "find_certain", certain)
+    put(stack, OutcomeDecider, "find_transaction_not_in_doubt", certain)
 
 
 def done_before_all_stored(stack: Stack) -> None:
     """M91: a transaction is done when the first of its topics has stored the outcome."""
 
-    def settled(self: Outcomes, txn: int, topic: str) -> None:
+    def settled(self: OutcomeDecider, txn: int, topic: str) -> None:
         ending = self._table.ending.pop(txn, None)
         if ending is not None and ending.is_durable:
             self._decisions.defer(Done([txn]))
 
-    put(stack, Outcomes, "on_settled", settled)
+    put(stack, OutcomeDecider, "on_settled", settled)
 
 
 def epoch_stays(stack: Stack) -> None:
     """M92: a take-over keeps the epoch, so ids are given again."""
 
-    async def claim_record(self: CoordinatorLog) -> None:
+    async def store_coordinator_claim(self: CoordinatorLog) -> None:
         before = self._record.epoch
-        await self.claim_record()
+        await self.store_coordinator_claim()
         self.epoch = max(1, before)
 
-    steps = (claim_record if step is CoordinatorLog.claim_record else step for step in log.TAKE_OVER)
+    steps = (
+        store_coordinator_claim if step is CoordinatorLog.store_coordinator_claim else step for step in log.TAKE_OVER
+    )
     put(stack, log, "TAKE_OVER", tuple(steps))
 
 
@@ -86,13 +88,13 @@ def batch_is_not_remembered(stack: Stack) -> None:
 def aborted_by_sink_alone(stack: Stack) -> None:
     """M97: the commit of a batch aborts all else that was begun for its sink, and asks for no batch."""
 
-    def committed(self: Batches, sink: SinkBatch, now: float) -> None:
+    def committed(self: SinkBatchCommits, sink: SinkBatch, now: float) -> None:
         key = sink.owner, sink.sink_id
         for txn in list(self._table.by_sink.get(key, ())):
-            self._outcomes.abort_or_void(txn, AbortReason.SUPERSEDED, now)
-        self._outcomes.receive_again(self.in_doubt.pop(key), now)
+            self._outcomes.abort_or_void_id(txn, AbortReason.SUPERSEDED, now)
+        self._outcomes.receive_queued_intent(self.in_doubt.pop(key), now)
 
-    put(stack, Batches, "on_committed", committed)
+    put(stack, SinkBatchCommits, "on_committed", committed)
 
 
 def settled_before_durable(stack: Stack) -> None:
@@ -112,13 +114,13 @@ def settled_before_durable(stack: Stack) -> None:
 
 def lost_receipts_commit_all(stack: Stack) -> None:
     """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
-    honest = Ends.list_participants
+    honest = TransactionEnds.list_participants
 
     def participants(
-        self: Ends, live: LiveTransaction, listed: Sequence[Participant], now: float
+        self: TransactionEnds, live: LiveTransaction, listed: Sequence[Participant], now: float
     ) -> list[Participant]:
         said = {each.topic for each in listed}
         found = honest(self, live, listed, now)
         return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
 
-    put(stack, Ends, "list_participants", participants)
+    put(stack, TransactionEnds, "list_participants", participants)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from magnetar.broker.access.authorizer import Grants
+from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.cluster import catalog
 from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.cluster.schema_registry import SchemaRegistry
@@ -24,7 +24,7 @@ def topic_of_any_life(stack: Stack) -> None:
         found = await get_record(self._store, topic_path(topic), TopicRecord)
         return None if found is None else Check(topic_path(topic), found[1])
 
-    put(stack, Catalog, "make_unchanged_check", still)
+    put(stack, Catalog, "make_topic_unchanged_check", still)
 
 
 def subscription_of_any_owner(stack: Stack) -> None:
@@ -42,27 +42,27 @@ def subscription_of_any_owner(stack: Stack) -> None:
 
 def partitioned_of_any_life(stack: Stack) -> None:
     """M64c: a deletion takes the record of partitions that has the topic's name now."""
-    honest = Catalog.make_partitioned_check
+    honest = Catalog.make_partition_count_check
 
     async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
         found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
         return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
 
-    put(stack, Catalog, "make_partitioned_check", still)
+    put(stack, Catalog, "make_partition_count_check", still)
 
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
-    forget_grants = Grants.delete_topic
+    forget_grants = AccessGrants.delete_topic
 
-    async def grants(self: Grants, topic: TopicName, *still: Check) -> None:
+    async def grants(self: AccessGrants, topic: TopicName, *still: Check) -> None:
         await forget_grants(self, topic)
 
     async def schemas(self: SchemaRegistry, topic: TopicName, commit: Callable[..., Awaitable[None]]) -> None:
         await self._delete_versions(topic)
         await commit(())
 
-    put(stack, Grants, "delete_topic", grants)
+    put(stack, AccessGrants, "delete_topic", grants)
     put(stack, SchemaRegistry, "commit_topic_deletion", schemas)
 
 

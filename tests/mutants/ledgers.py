@@ -16,7 +16,7 @@ from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.peer_format import Flags, Op, RequestHead
 from magnetar.ledger.pending_core import AddAcked, PendingAdd, PendingAdds, SendAdd, Striping
-from magnetar.ledger.reader_core import ReadBound
+from magnetar.ledger.reader_core import ReadableEntryBound
 from magnetar.ledger.recovery_core import EntryVotes, Recovery
 from magnetar.ledger.writer_core import CloseLedger, NoReplacement, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
@@ -281,10 +281,10 @@ def acks_out_of_order(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ the reader
 def lac_is_the_end(stack: Stack) -> None:
     """M22: the LAC of an open ledger is taken for its end."""
-    honest = ReadBound.raise_lac
+    honest = ReadableEntryBound.advance_lac
 
-    def final(self: ReadBound, lac: int) -> None:
+    def final(self: ReadableEntryBound, lac: int) -> None:
         honest(self, lac)
         self.closed = True
 
-    put(stack, ReadBound, "raise_lac", final)
+    put(stack, ReadableEntryBound, "advance_lac", final)

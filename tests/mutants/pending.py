@@ -8,7 +8,7 @@ from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.pending_acks import Clash, SettledAcks
+from magnetar.broker.subscription.core.pending_acks import AckRefused, SettledAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
 from magnetar.proto.names import Position
@@ -27,7 +27,7 @@ def commit_takes_the_batch(stack: Stack) -> None:
         if settled is not None and committed:
             for position, part in settled.acks.parts.items():
                 kept, cursor.pending = cursor.pending, None
-                cursor.ack_bits(position, parts[position] | part.bits, part.size)
+                cursor.ack_messages_of_batch(position, parts[position] | part.bits, part.size)
                 cursor.pending = kept
         return settled
 
@@ -57,13 +57,13 @@ def refused_in_the_middle(stack: Stack) -> None:
     """M73: a request that is refused for one of its entries leaves those before it pending."""
     honest = pending_acks.judge
 
-    def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
+    def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
         for ledger_id, entries in wanted.entries.items():
             for entry_id in entries:
                 one = TxnAcks()
                 one.add(Position(ledger_id, entry_id))
                 found = honest(cursor, txn, one)
-                if not isinstance(found, Clash):
+                if not isinstance(found, AckRefused):
                     pending_acks.add_pending(cursor, txn, found)
         return honest(cursor, txn, wanted, named)
 
@@ -85,7 +85,7 @@ def abort_forgets_the_order(stack: Stack) -> None:
     def step_back(self: Dispatcher, first: Position) -> None:
         return None
 
-    put(stack, Dispatcher, "rewind_to", step_back)
+    put(stack, Dispatcher, "move_read_position_back", step_back)
 
 
 def delivered_twice_in_the_sdk(stack: Stack) -> None:

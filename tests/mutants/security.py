@@ -9,7 +9,7 @@ from unittest import mock
 
 from magnetar.broker.access import authorizer as grants
 from magnetar.broker.access import table_core as table
-from magnetar.broker.access.authorizer import Authorizer, Grants
+from magnetar.broker.access.authorizer import AccessGrants, Authorizer
 from magnetar.broker.access.table_core import Rights
 from magnetar.broker.grpc import checked
 from magnetar.broker.grpc.admin import AdminService
@@ -18,7 +18,7 @@ from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.halves_core import HalfMessages
-from magnetar.broker.transaction.state_core import ByRoleAndName
+from magnetar.broker.transaction.state_core import ValuesByRoleAndName
 from magnetar.broker.transaction.table_core import TransactionTable
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
@@ -40,7 +40,7 @@ def open_ones_stay(stack: Stack) -> None:
 
 def broken_watch_changes_nothing(stack: Stack) -> None:
     """M51: what was known before a watch broke is taken for current when it is back."""
-    put(stack, Grants, "_discard_all", lambda self: None)
+    put(stack, AccessGrants, "_discard_all", lambda self: None)
 
 
 def stale_for_ever(stack: Stack) -> None:
@@ -94,15 +94,15 @@ def partitions_have_no_base(stack: Stack) -> None:
 
 def read_before_is_kept(stack: Stack) -> None:
     """M78: grants that were read before a revocation are kept after it, when the read began before and ended after."""
-    honest = Grants.get_rights
+    honest = AccessGrants.get_rights
 
-    async def rights(self: Grants, name: NamespaceName) -> Rights:
+    async def rights(self: AccessGrants, name: NamespaceName) -> Rights:
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = await honest(self, name)
         return found
 
-    put(stack, Grants, "get_rights", rights)
+    put(stack, AccessGrants, "get_rights", rights)
 
 
 def open_reads_go_on(stack: Stack) -> None:
@@ -194,16 +194,16 @@ def anybody_ends(stack: Stack) -> None:
 def names_of_all(stack: Stack) -> None:
     """M63c: a name, or a sink, of one role is that of each: it fences others, and counts their batches."""
 
-    def find(self: ByRoleAndName[Any], owner: str, name: str) -> Any:
+    def find(self: ValuesByRoleAndName[Any], owner: str, name: str) -> Any:
         found = [value for (_, each), value in self._values.items() if each == name]
         return found[-1] if found else None
 
-    put(stack, ByRoleAndName, "find", find)
+    put(stack, ValuesByRoleAndName, "find", find)
 
 
 def anybody_decides(stack: Stack) -> None:
     """M63d: a half is ended by each caller that knows its id."""
-    for name in ("_end", "find_state"):
+    for name in ("_end", "find_half_state"):
         honest = getattr(HalfMessages, name)
 
         def unchecked(self: HalfMessages, *args: Any, honest: Any = honest) -> Any:

@@ -18,14 +18,14 @@ def freed_twice(stack: Stack) -> None:
     """M66: what an abort gives back waits for the next consumer although one has it already."""
 
     def freed(self: Dispatcher, positions: Iterable[Position]) -> None:
-        self.add_released([each for each in positions if each not in self.held])
+        self.add_entries_released([each for each in positions if each not in self.held])
 
-    put(stack, Dispatcher, "add_freed", freed)
+    put(stack, Dispatcher, "add_entries_of_aborted_acks", freed)
 
 
 def persisted_mark_is_safe(stack: Stack) -> None:
     """M69: after a seek backwards, and before it is stored, what it wants again is trimmed."""
-    put(stack, Cursor, "safe_mark", property(lambda self: self.persisted_mark))
+    put(stack, Cursor, "durable_trim_mark", property(lambda self: self.persisted_mark))
 
 
 def acknowledged_is_due_again(stack: Stack) -> None:

@@ -24,7 +24,7 @@ def join_is_skipped(stack: Stack) -> None:
     def join_nowait(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
         core = self._of.core
         if core is not None and core.may_join(txn):
-            core.begin_resolving(txn)
+            core.register_unresolved(txn)
             self._is_in(core, txn, owner)
         return self._of.is_open(txn)
 

@@ -153,10 +153,10 @@ async def compact(scene: Scene) -> None:
 def dedup(scene: Scene) -> None:
     scene.policies["deduplication"] = True
     scene.named = True
-    scene.on(30, send_again)
+    scene.on(30, send_to_replacement)
 
 
-async def send_again(scene: Scene) -> None:
+async def send_to_replacement(scene: Scene) -> None:
     """The first wave by a producer of the same name, with the same sequence ids: it is there once."""
     await scene.close_producer()
     scene.producer = await scene.open_producer()

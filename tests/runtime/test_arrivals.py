@@ -6,7 +6,7 @@ import random
 import pytest
 
 from magnetar.runtime import budget as module
-from magnetar.runtime.budget import WINDOW_MIN, ArrivingMemory
+from magnetar.runtime.budget import WINDOW_MIN, ArrivingMessagesMemory
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ class Message:
 
 
 def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
-    arrivals = ArrivingMemory(64 * MIB)
+    arrivals = ArrivingMessagesMemory(64 * MIB)
     granted = [arrivals.reserve_window(2 * MIB) for _ in range(1000)]
     assert granted[:8] == [2 * MIB] * 8
     assert granted == sorted(granted, reverse=True)
@@ -34,12 +34,12 @@ def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
     for each in granted:
         arrivals.release_window(each)
     assert (arrivals.windows, arrivals.reserve_window(2 * MIB), arrivals.reserve_window(1000)) == (0, 2 * MIB, 1000)
-    assert ArrivingMemory().reserve_window(2 * MIB) == 2 * MIB
+    assert ArrivingMessagesMemory().reserve_window(2 * MIB) == 2 * MIB
 
 
 @pytest.mark.asyncio
 async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
-    arrivals = ArrivingMemory(20)
+    arrivals = ArrivingMessagesMemory(20)
     a, b, c, d = (Message(name) for name in "abcd")
     assert arrivals.admit(a, 100), "a lone one fits"
     assert not arrivals.admit(b, 6)
@@ -74,7 +74,7 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SLOW_S", 0.05)
-    arrivals = ArrivingMemory(20)
+    arrivals = ArrivingMessagesMemory(20)
     slow, unread, waits = Message(), Message(), Message()
     assert arrivals.admit(slow, 5)
     assert arrivals.admit(unread, 5)
@@ -94,7 +94,7 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(30))
 async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(seed: int) -> None:
-    rng, arrivals = random.Random(seed), ArrivingMemory(200)
+    rng, arrivals = random.Random(seed), ArrivingMessagesMemory(200)
     streams, placed = [Message(number) for number in range(12)], 0
 
     async def send(stream: Message) -> None:

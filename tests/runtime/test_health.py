@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.proto.errors import Busy
 from magnetar.runtime import health
-from magnetar.runtime.health import Health, HealthServer, Heartbeat, notify_systemd
+from magnetar.runtime.health import EventLoopHeartbeat, Health, HealthServer, notify_systemd
 from magnetar.runtime.network import Endpoint
 
 ANY = Endpoint("127.0.0.1", 0)
@@ -29,7 +29,7 @@ def ask(server: HealthServer, path: str, method: str = "GET", **headers: str) ->
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthServer]:
-    monkeypatch.setattr(health, "HEARTBEAT", Heartbeat())
+    monkeypatch.setattr(health, "HEARTBEAT", EventLoopHeartbeat())
     monkeypatch.setattr(health, "HEALTH", Health())
     health.HEARTBEAT.start()
     server = HealthServer.start(ANY)
@@ -109,7 +109,7 @@ async def test_a_port_that_is_taken_is_an_error_and_one_that_was_closed_is_free(
 
 async def test_a_loop_that_was_held_up_shows_its_lag_and_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "BEAT_S", 0.01)
-    heartbeat = Heartbeat()
+    heartbeat = EventLoopHeartbeat()
     assert (heartbeat.lag_s, heartbeat.busy_ratio, heartbeat.why_hanging()) == (0, 0, "")
     heartbeat.start()
     await asyncio.sleep(0.03)
@@ -161,6 +161,6 @@ async def test_each_beat_is_told_if_systemd_watches_this_process(
     assert not health.has_systemd_watchdog(), "it watches another process"
     monkeypatch.delenv("WATCHDOG_PID")
     with systemd(str(tmp_path / "n")) as listener:
-        Heartbeat().start()
+        EventLoopHeartbeat().start()
         await asyncio.sleep(0.05)
         assert listener.recv(100) == listener.recv(100) == b"WATCHDOG=1"

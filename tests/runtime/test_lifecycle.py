@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.lifecycle import Parts, PartState
+from magnetar.runtime.lifecycle import PartState, ProcessParts
 
 
 class Log:
@@ -23,7 +23,7 @@ class Log:
 
 async def test_parts_stop_in_the_reverse_order_of_their_start() -> None:
     log = Log()
-    async with Parts(SystemClock()) as parts:
+    async with ProcessParts(SystemClock()) as parts:
         assert await parts.start("a", log.start("a"), log.stop) == "a"
         await parts.start("b", log.start("b"), log.stop)
         await parts.start("c", log.start("c"), log.stop)
@@ -40,7 +40,7 @@ async def test_a_part_that_does_not_start_stops_those_before_it() -> None:
         raise OSError("no disk")
 
     async def start_both() -> None:
-        async with Parts(SystemClock()) as parts:
+        async with ProcessParts(SystemClock()) as parts:
             await parts.start("a", log.start("a"), log.stop)
             await parts.start("b", fail(), log.stop)
 
@@ -61,7 +61,7 @@ async def test_a_part_that_fails_or_hangs_at_its_stop_does_not_keep_the_others(
         raise ValueError("broken")
 
     with caplog.at_level(logging.ERROR):
-        async with Parts(SystemClock()) as parts:
+        async with ProcessParts(SystemClock()) as parts:
             await parts.start("a", log.start("a"), log.stop)
             await parts.start("b", log.start("b"), hang, stop_timeout_s=0.01)
             await parts.start("c", log.start("c"), fail)

@@ -11,11 +11,11 @@ from magnetar.runtime.schedule_core import (
     STOP_S,
     Effect,
     Exit,
-    Fork,
-    Kill,
+    ForkProcess,
+    KillProcess,
     ProcessSchedule,
     ReportServing,
-    Terminate,
+    TerminateProcess,
 )
 
 TIERS = [["storage"], ["b1", "b2"]]
@@ -31,8 +31,8 @@ def _serving(now: float = 0.0) -> ProcessSchedule:
 
 def test_a_tier_is_started_once_the_one_before_it_serves() -> None:
     schedule = ProcessSchedule(TIERS)
-    assert schedule.start(0.0) == [Fork("storage")]
-    assert schedule.on_ready("storage", 0.1) == [Fork("b1"), Fork("b2")]
+    assert schedule.start(0.0) == [ForkProcess("storage")]
+    assert schedule.on_ready("storage", 0.1) == [ForkProcess("b1"), ForkProcess("b2")]
     assert schedule.on_ready("b2", 0.2) == []
     assert schedule.on_ready("b1", 0.3) == [ReportServing()]
     assert schedule.serving == ["storage", "b1", "b2"]
@@ -43,54 +43,54 @@ def test_a_process_that_ends_before_all_serve_ends_the_server_with_its_code(code
     schedule = ProcessSchedule(TIERS)
     schedule.start(0.0)
     schedule.on_ready("storage", 0.0)
-    assert schedule.on_exit("b1", code, 0.1) == [Terminate("b2")]
-    assert schedule.on_exit("b2", 0, 0.2) == [Terminate("storage")]
+    assert schedule.on_exit("b1", code, 0.1) == [TerminateProcess("b2")]
+    assert schedule.on_exit("b2", 0, 0.2) == [TerminateProcess("storage")]
     assert schedule.on_exit("storage", 0, 0.3) == [Exit(code or 1)]
 
 
 def test_a_process_that_was_sound_is_started_again_at_once_and_the_others_go_on() -> None:
     schedule = _serving()
-    assert schedule.on_exit("b1", 137, SOUND_S) == [Fork("b1")]
+    assert schedule.on_exit("b1", 137, SOUND_S) == [ForkProcess("b1")]
     assert schedule.on_ready("b1", SOUND_S + 1) == [], "the ready line comes once"
     assert schedule.restarts == {"storage": 0, "b1": 1, "b2": 0}
 
 
 def test_one_that_ends_at_once_again_and_again_waits_longer_each_time_up_to_a_bound() -> None:
     schedule, now, waits = _serving(), 0.0, []
-    assert schedule.on_exit("b1", 1, now) == [Fork("b1")], "the first misfortune costs no wait"
+    assert schedule.on_exit("b1", 1, now) == [ForkProcess("b1")], "the first misfortune costs no wait"
     for _ in range(9):
         assert schedule.on_exit("b1", 1, now) == []
         at = schedule.next_tick_at
         assert at is not None
         assert schedule.tick(at - 0.01) == []
-        assert schedule.tick(at) == [Fork("b1")]
+        assert schedule.tick(at) == [ForkProcess("b1")]
         waits.append(at - now)
         now = at
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert (waits[0], waits[-1]) == (RETRY_MIN_S, RETRY_MAX_S)
     now += SOUND_S
-    assert schedule.on_exit("b1", 1, now) == [Fork("b1")], "then it was sound"
+    assert schedule.on_exit("b1", 1, now) == [ForkProcess("b1")], "then it was sound"
 
 
 def test_a_stop_ends_the_last_tier_first_and_starts_nothing_again() -> None:
     schedule = _serving()
     schedule.on_exit("b1", 1, 1.0)
     schedule.on_exit("b1", 1, 1.0)  # it waits for its next start
-    assert schedule.stop(0, 2.0) == [Terminate("b2")]
+    assert schedule.stop(0, 2.0) == [TerminateProcess("b2")]
     assert schedule.stop(130, 2.0) == [], "the first one counts"
     assert schedule.tick(3.0) == []
-    assert schedule.on_exit("b2", 0, 3.0) == [Terminate("storage")]
+    assert schedule.on_exit("b2", 0, 3.0) == [TerminateProcess("storage")]
     assert schedule.on_exit("storage", 9, 4.0) == [Exit(0)]
     assert schedule.next_tick_at is None
 
 
 def test_one_that_does_not_end_in_time_is_killed() -> None:
     schedule = _serving()
-    assert schedule.stop(0, 0.0) == [Terminate("b1"), Terminate("b2")]
+    assert schedule.stop(0, 0.0) == [TerminateProcess("b1"), TerminateProcess("b2")]
     assert schedule.on_exit("b1", 0, 1.0) == []
-    assert schedule.tick(STOP_S) == [Kill("b2")]
+    assert schedule.tick(STOP_S) == [KillProcess("b2")]
     assert schedule.tick(STOP_S + 1) == []
-    assert schedule.on_exit("b2", 137, STOP_S + 1) == [Terminate("storage")]
+    assert schedule.on_exit("b2", 137, STOP_S + 1) == [TerminateProcess("storage")]
 
 
 class Walk:
@@ -106,10 +106,10 @@ class Walk:
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Fork(name):
+                case ForkProcess(name):
                     assert name not in self.running
                     self.running.add(name)
-                case Terminate(name) | Kill(name):
+                case TerminateProcess(name) | KillProcess(name):
                     assert name in self.running
                 case Exit(code):
                     assert not self.running

@@ -13,7 +13,7 @@ from typing import Any
 
 from magnetar.ledger.handle import AppendListener, LedgerWriter
 from magnetar.ledger.reader_core import AppendPayload
-from magnetar.ledger.sender import FutureAppend
+from magnetar.ledger.sender import AppendWithFuture
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.load.ledgers import LedgerLoad
@@ -154,7 +154,7 @@ class _observed_writers:
         push_on = self._push
 
         def push(writer: LedgerWriter, payload: AppendPayload) -> None:
-            if isinstance(payload, FutureAppend):  # `append` tells its outcome by a future
+            if isinstance(payload, AppendWithFuture):  # `append` tells its outcome by a future
                 push_on(writer, payload)
                 return
             if not isinstance(writer.listener, _ObservedListener):

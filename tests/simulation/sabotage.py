@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from magnetar.bookie.adds import Adds
+from magnetar.bookie.adds import AddRequests
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.store.journal.group_commit_core import ConfirmBlock
 from magnetar.bookie.store.journal.journal import Journal
@@ -125,12 +125,12 @@ def _fence_ignored() -> Iterator[None]:
 @_sabotage("one status for all")
 def _one_status() -> Iterator[None]:
     """A bookie answers for each entry of a request that it is stored, also for those that it refused (14)."""
-    original = Adds._refuse
+    original = AddRequests._refuse
 
-    def refuse(adds: Adds, batch: Any, status: Any) -> None:
+    def refuse(adds: AddRequests, batch: Any, status: Any) -> None:
         original(adds, batch, Status.OK if batch.head.op is Op.ADD_MANY else status)
 
-    with mock.patch.object(Adds, "_refuse", refuse):
+    with mock.patch.object(AddRequests, "_refuse", refuse):
         yield
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from magnetar.metadata.store import Versioned
+from magnetar.metadata.store import VersionedValue
 from magnetar.proto.errors import Unavailable
 
 
@@ -29,9 +29,9 @@ class CutStore:
         self._may("revision")
         return int(await self._inner.revision())
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, path: str) -> VersionedValue | None:
         self._may("get")
-        found: Versioned | None = await self._inner.get(path)
+        found: VersionedValue | None = await self._inner.get(path)
         return found
 
     def _may(self, method: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import magnetar
 from magnetar.cli.common.processes import Cluster, Process
 from magnetar.metadata import paths, records
-from magnetar.metadata.tree import Tree
+from magnetar.metadata.tree import MetadataTree
 from tests import layout as house
 from tests.support.processes import run_cli
 
@@ -84,7 +84,7 @@ class OlderCluster(Cluster):
     def record_version(self, path: str) -> int:
         """The version of a record's bytes; the metadata service is stopped meanwhile."""
         self.metadata.stop()
-        tree = Tree(str(self.directory / "metadata" / "metadata.sqlite"), keeps_ephemerals=True)
+        tree = MetadataTree(str(self.directory / "metadata" / "metadata.sqlite"), keeps_ephemerals=True)
         try:
             node = tree.get(path)
         finally:

@@ -1,8 +1,8 @@
 """Steps 3 and 4 of a start (store/boot.py): which entry logs exist, which should, and what their indexes lack.
 
-`LogsAtBoot.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log against its
-index, rebuilds indexes, and returns all groups. `facts` are the consequences: entries that are known to be lost are
-quarantined, and a log that is gone is drained, so that it is reported once only. All of it in a worker.
+`EntryLogRepairAtStart.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log
+against its index, rebuilds indexes, and returns all groups. `facts` are the consequences: entries that are known to be
+lost are quarantined, and a log that is gone is drained, so that it is reported once only. All of it in a worker.
 
 A log that is gone is damage only if an entry in it lived. This is known after the replay, which may still read
 tombstones of its ledgers. Until then the log is in `gone`, and `log_missing_logs` reports those that had living
@@ -34,8 +34,8 @@ from ...format.journal import (
 from ...format.ledger_index import DrainedLog, QuarantinedEntries
 from ...format.mark import CheckpointMark
 from .. import disk
-from ..index import LoadedGroup
-from ..memtable import Intervals
+from ..index import LoadedIndexGroup
+from ..memtable import IntegerIntervals
 from ..state_log import DataLossLog, read_or_damaged
 from . import files as log_files
 from .files import index_name, log_name
@@ -65,7 +65,7 @@ _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTAL
 below 2^56."""
 
 
-class FoundRecord(NamedTuple):
+class ScannedLogRecord(NamedTuple):
     """A record that a scan of a log found: where it begins and ends in the log, and its ledger and entry."""
 
     start: int
@@ -73,7 +73,7 @@ class FoundRecord(NamedTuple):
     ids: entry_log.EntryIds
 
 
-class LostStretch(NamedTuple):
+class UnreadableLogRange(NamedTuple):
     """A stretch of a log, between two offsets, in which no record can be read."""
 
     start: int
@@ -91,9 +91,9 @@ class LogScan:
         self._size = file.size()
         self._data = b""
         self._start = 0
-        self.lost: list[LostStretch] = []
+        self.lost: list[UnreadableLogRange] = []
 
-    def records(self) -> Iterator[FoundRecord]:
+    def records(self) -> Iterator[ScannedLogRecord]:
         offset = entry_log.DATA_OFFSET
         while offset < self._size:
             found = self._record(offset)
@@ -101,13 +101,13 @@ class LogScan:
                 if not self._exact and self._zeros_from(offset):
                     return
                 found = self._behind(offset) or self._search(offset)
-                self.lost.append(LostStretch(offset, self._size if found is None else found.start))
+                self.lost.append(UnreadableLogRange(offset, self._size if found is None else found.start))
                 if found is None:
                     return
             yield found
             offset = found.end
 
-    def _record(self, offset: int) -> FoundRecord | None:
+    def _record(self, offset: int) -> ScannedLogRecord | None:
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         length = int.from_bytes(self._data[at : at + 4], "big")
         end = offset + entry_log.RECORD_HEADER_BYTES + length
@@ -116,19 +116,19 @@ class LogScan:
         at = self._window(offset, end - offset)
         stored = entry_log.intact_record(self._data, at, at + end - offset)
         ids = None if stored is None else entry_log.entry_ids(stored)
-        return None if ids is None else FoundRecord(offset, end, ids)
+        return None if ids is None else ScannedLogRecord(offset, end, ids)
 
     def _zeros_from(self, offset: int) -> bool:
         return not any(
             self._file.pread(_WINDOW_BYTES, at).strip(b"\0") for at in range(offset, self._size, _WINDOW_BYTES)
         )
 
-    def _behind(self, offset: int) -> FoundRecord | None:
+    def _behind(self, offset: int) -> ScannedLogRecord | None:
         """Returns the record after the bad one at `offset`, if the bad one's length is right; else None."""
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         return self._record(offset + entry_log.RECORD_HEADER_BYTES + int.from_bytes(self._data[at : at + 4], "big"))
 
-    def _search(self, offset: int) -> FoundRecord | None:
+    def _search(self, offset: int) -> ScannedLogRecord | None:
         """Returns the first valid record after `offset`; None if there is none."""
         offset += 1
         while offset < self._size:
@@ -165,10 +165,10 @@ class _Groups:
         self._extents: list[index.Extent] = []
         self._tables: list[bytes] = []
         self._waiting = 0
-        self._run: list[FoundRecord] = []
+        self._run: list[ScannedLogRecord] = []
         self.entries = 0
 
-    def add(self, found: FoundRecord) -> None:
+    def add(self, found: ScannedLogRecord) -> None:
         self.entries += 1
         last = self._run[-1] if self._run else None
         if last is not None and not (
@@ -206,7 +206,8 @@ class _Groups:
 
 
 def rebuild_index(
-    files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[LostStretch]], None], *, exact: bool
+    files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[UnreadableLogRange]], None], *,
+    exact: bool
 ) -> None:
     """Rebuilds the index of log `number` from the log. Calls `tell` with the stretches that cannot be read, before it
     replaces the old index. Raises NoSpace.
@@ -252,7 +253,7 @@ INVENTORY = 0
 """Drained(INVENTORY): from here on a log that neither exists nor is drained counts as a loss."""
 
 
-class LogsAtBoot:
+class EntryLogRepairAtStart:
     """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of their index files.
     """
 
@@ -275,12 +276,12 @@ class LogsAtBoot:
         self.facts: list[QuarantinedEntries | DrainedLog] = []
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
-    def open(self) -> list[LoadedGroup]:
+    def open(self) -> list[LoadedIndexGroup]:
         """Repairs the logs and returns the groups of all index files. Records every loss before it changes a file."""
         self._take_inventory()
         self._losses.write()
         self._tidy()
-        groups: list[LoadedGroup] = []
+        groups: list[LoadedIndexGroup] = []
         for number in log_files.list_log_numbers(self._files, self._directory):
             if not self._files.exists(self._log(number)):
                 self._on_missing_log(number)
@@ -336,7 +337,7 @@ class LogsAtBoot:
             file.close()
 
     # ------------------------------------------------------------------------------------ what each holds
-    def _groups(self, number: int) -> list[LoadedGroup]:
+    def _groups(self, number: int) -> list[LoadedIndexGroup]:
         self._check_header(number)
         try:
             groups = self._read(number)
@@ -356,13 +357,13 @@ class LogsAtBoot:
             self._quarantine(number, size)
         return groups
 
-    def _read(self, number: int) -> list[LoadedGroup]:
+    def _read(self, number: int) -> list[LoadedIndexGroup]:
         return read_or_damaged(
             self._index(number),
             lambda: log_files.read_groups(self._files, self._directory, number, self._uuid, None),
         )
 
-    def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[LoadedGroup]:
+    def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[LoadedIndexGroup]:
         """Rebuilds the index, and returns its groups. If the log is shorter than the mark says, that is a loss, because
         the index no longer says what was after its end.
 
@@ -390,7 +391,7 @@ class LogsAtBoot:
             self._losses.write()
             return []
 
-    def _log_lost(self, number: int, lost: list[LostStretch], whole_to: int | None) -> None:
+    def _log_lost(self, number: int, lost: list[UnreadableLogRange], whole_to: int | None) -> None:
         size = self._size(number)
         for start, end in lost:
             if whole_to is not None and start < whole_to:
@@ -450,7 +451,7 @@ class LogsAtBoot:
             file.close()
 
 
-def log_missing_logs(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
+def log_missing_logs(gone: Mapping[str, BitMap64], deleted: IntegerIntervals) -> None:
     """Logs an error for each missing log that had a ledger without a tombstone. Must be called after the replay."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):

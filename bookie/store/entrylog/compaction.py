@@ -53,11 +53,11 @@ from .mover import (
     CompactionAction,
     CompactionPolicy,
     DeletedLedgers,
-    LogFacts,
+    EntryLogSurvey,
+    EntryLogUsage,
+    EntryMover,
     LogPlan,
     LogState,
-    LogSurvey,
-    Mover,
     file_size,
     group_moves,
     is_worth_closing,
@@ -90,7 +90,7 @@ class CompactionResult(NamedTuple):
     bad_records: int
 
 
-class Throttle:
+class CompactionThrottle:
     """Limits work to `bytes_per_s`. Time that is not used does not allow more later."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
@@ -105,7 +105,7 @@ class Throttle:
         await asyncio.sleep(self._due - now)
 
 
-class Compactor:
+class EntryLogCompactor:
     """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action and, if there is no room
     for it, gives up the reserve and runs it again; `forget` closes the open files of a log that is removed.
     """
@@ -139,13 +139,13 @@ class Compactor:
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ what there is
-    async def list_log_facts(self) -> list[LogFacts]:
+    async def list_log_facts(self) -> list[EntryLogUsage]:
         """Returns the facts of each log, ascending by number. Which logs are open is read in one step, without an
         await.
         """
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
-        found: list[LogFacts] = []
+        found: list[EntryLogUsage] = []
         for number in await self._worker.run(log_files.list_log_numbers, self._files, self._directory):
             if number in self._descriptors.drained:
                 continue  # an index without its log, for the next start to remove
@@ -154,7 +154,7 @@ class Compactor:
             state, end = opened.get(number, (LogState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
+                    EntryLogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
                 )
             except FileNotFoundError:
                 continue
@@ -199,11 +199,13 @@ class Compactor:
         await self._delete(dead, on_progress)
         moves = [plan.facts for plan in plans if plan.action is CompactionAction.COMPACT]
         compacted = await self._compact(moves, policy, on_progress) if moves else []
-        await self._checkpoint.run_exclusive(self._cold.close_unless_empty if roll else self._cold.release_unused_space)
+        await self._checkpoint.run_exclusive_checkpoint(
+            self._cold.close_unless_empty if roll else self._cold.release_unused_space
+        )
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
         return [log.log for log in dead], compacted
 
-    async def _roll(self, logs: list[LogFacts], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
+    async def _roll(self, logs: list[EntryLogUsage], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
         """Closes the cold log if it would be compacted itself, and with `roll` the hot log too. Returns whether a log
         was closed.
         """
@@ -212,11 +214,11 @@ class Compactor:
         for facts in logs:
             if is_worth_closing(facts, share) and (roll or facts.state is LogState.COLD):
                 writer = self._cold if facts.state is LogState.COLD else self._hot
-                await self._checkpoint.run_exclusive(writer.close)
+                await self._checkpoint.run_exclusive_checkpoint(writer.close)
                 rolled = True
         return rolled
 
-    async def _delete(self, dead: Sequence[LogFacts], on_progress: OnProgress) -> None:
+    async def _delete(self, dead: Sequence[EntryLogUsage], on_progress: OnProgress) -> None:
         if not dead:
             return
         numbers = [log.log for log in dead]
@@ -257,13 +259,15 @@ class Compactor:
         return sum(file_size(self._files, join_path(self._directory, name)) for name in names)
 
     # ------------------------------------------------------------------------------------ moves
-    async def _compact(self, moves: list[LogFacts], policy: CompactionPolicy, on_progress: OnProgress) -> list[int]:
+    async def _compact(
+        self, moves: list[EntryLogUsage], policy: CompactionPolicy, on_progress: OnProgress
+    ) -> list[int]:
         """Compacts the logs in groups; returns those that were moved. A group that finds no room is tried again log by
         log, the smallest first.
         """
         waiting = group_moves(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
-        throttle = Throttle(self._clock, policy.bytes_per_s)
+        throttle = CompactionThrottle(self._clock, policy.bytes_per_s)
         done: list[int] = []
         moved = 0
         one_by_one = False
@@ -286,16 +290,16 @@ class Compactor:
             moved += sum(log.live_bytes for log in batch)
         return done
 
-    async def _move(self, numbers: list[int], throttle: Throttle, move: _Move) -> None:
+    async def _move(self, numbers: list[int], throttle: CompactionThrottle, move: _Move) -> None:
         began = self._clock.monotonic()
         deleted = DeletedLedgers(self._descriptors.tombstones)
-        mover = Mover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
+        mover = EntryMover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
             while await self._worker.run(mover.list_extents):
                 pass
             if mover.live_bytes:
                 await self._with_room(
-                    lambda: self._checkpoint.run_exclusive(lambda: self._cold.ensure_room(mover.live_bytes))
+                    lambda: self._checkpoint.run_exclusive_checkpoint(lambda: self._cold.ensure_room(mover.live_bytes))
                 )
             while work := await self._worker.run(mover.step):
                 move.report_moved(mover.moved_bytes)
@@ -305,14 +309,14 @@ class Compactor:
             facts += mover.bad
             await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
         except disk.NoSpace:
-            await self._checkpoint.run_exclusive(self._cold.release_unused_space)
+            await self._checkpoint.run_exclusive_checkpoint(self._cold.release_unused_space)
             raise
         finally:
             await run_to_end(self._worker.run(mover.close))  # after the step that is under way there
         self._count(mover, numbers, self._clock.monotonic() - began)
         await self._remove(numbers)
 
-    def _count(self, mover: Mover, numbers: list[int], seconds: float) -> None:
+    def _count(self, mover: EntryMover, numbers: list[int], seconds: float) -> None:
         self.counters["logs_compacted"] += len(numbers)
         self.counters["bytes_moved"] += mover.moved_bytes
         self.counters["records_moved"] += mover.records

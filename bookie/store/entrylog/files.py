@@ -27,7 +27,7 @@ from ...format.journal import (
     extend_crc32c,
 )
 from .. import disk
-from ..index import ExtentPlace, LoadedGroup, Page, decode_page, record_number, run_end
+from ..index import ExtentPlace, LoadedIndexGroup, Page, decode_page, record_number, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -100,13 +100,13 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
     raise DamagedFile(file.path, group, "group of the index does not match its checksum")
 
 
-def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[LoadedGroup]:
+def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[LoadedIndexGroup]:
     """Returns the groups of a log's index, for the start. `end` is the end of the index; None: the file's end. Raises
     Damaged.
     """
-    groups: list[LoadedGroup] = []
+    groups: list[LoadedIndexGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
-        group = LoadedGroup.start(number, offset, extents)
+        group = LoadedIndexGroup.start(number, offset, extents)
         try:
             for heads in slices:
                 group.feed(heads)

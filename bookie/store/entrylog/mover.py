@@ -9,8 +9,8 @@ afterwards. Records are copied unchanged, after a check of length, checksum, led
 one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
 An entry that is in several of the sources is copied once, from a good copy.
 
-`LogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about 110
-bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
+`EntryLogSurvey` counts the living bytes of each log before, and `plan_logs` chooses what is done with it. Memory: about
+110 bytes for each living extent of the sources, and one slice. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ...format.journal import DamagedFile
 from ...format.ledger_index import QuarantinedEntries
 from ...format.mark import OpenLog
 from .. import disk
-from ..index import EntryLogIndex, MissingPages
-from ..memtable import Intervals
+from ..index import EntryLogIndex, MissingIndexPages
+from ..memtable import IntegerIntervals
 from .files import EntryLogReader, index_name, log_name, read_extents, read_groups
 from .writer import LogWriter, WrittenEntries
 
@@ -95,7 +95,7 @@ class LiveLedger(NamedTuple):
     live_bytes: int
 
 
-class LogFacts(NamedTuple):
+class EntryLogUsage(NamedTuple):
     """The facts about a log by which `plan_logs` decides: the bytes of its two files, of all its records, and of the
     records of living ledgers.
     """
@@ -121,7 +121,7 @@ class LogFacts(NamedTuple):
 class LogPlan(NamedTuple):
     """The action that `plan_logs` chose for a log, and its reason."""
 
-    facts: LogFacts
+    facts: EntryLogUsage
     action: CompactionAction
     reason: ActionReason
 
@@ -142,14 +142,14 @@ class CompactionPolicy(NamedTuple):
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
-def plan_logs(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
+def plan_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
     """Returns one plan per log, in the order given."""
     closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
 
 
-def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
+def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
     if log.state is not LogState.CLOSED:
         return LogPlan(log, CompactionAction.KEEP, ActionReason.OPEN)
     if not log.readable:
@@ -164,16 +164,18 @@ def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -
     return LogPlan(log, CompactionAction.KEEP, ActionReason.WAITS if waits else ActionReason.LIVE)
 
 
-def is_worth_closing(log: LogFacts, share: float) -> bool:
+def is_worth_closing(log: EntryLogUsage, share: float) -> bool:
     """Returns whether the log is open, and would be compacted if it were closed."""
     return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
-def group_moves(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:
+def group_moves(
+    moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
+) -> list[list[EntryLogUsage]]:
     """Returns groups of logs whose living bytes and extents together are within the limits; a larger log is a group of
     its own. Sparse logs come first.
     """
-    groups: list[list[LogFacts]] = []
+    groups: list[list[EntryLogUsage]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
         full = size + log.live_bytes > bytes_max or extents + log.live_extents > extents_max
@@ -189,10 +191,10 @@ def group_moves(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, log
 # -------------------------------------------------------------------------------------------------------- survey
 # The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 #
-# `LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory and
-# does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living ledgers is
-# exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in many small
-# pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
+# `EntryLogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory
+# and does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living
+# ledgers is exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in
+# many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
 
 
 _CANDIDATES_MAX = 1 << 14
@@ -200,7 +202,7 @@ _CANDIDATES_MAX = 1 << 14
 class DeletedLedgers:
     """A copy of the tombstones, for use in another thread."""
 
-    def __init__(self, tombstones: Intervals) -> None:
+    def __init__(self, tombstones: IntegerIntervals) -> None:
         pairs = list(tombstones)
         self._firsts = [first for first, _ in pairs]
         self._lasts = [last for _, last in pairs]
@@ -210,7 +212,7 @@ class DeletedLedgers:
         return at >= 0 and ledger <= self._lasts[at]
 
 
-class LogSurvey:
+class EntryLogSurvey:
     """Counts the living bytes of one log, a part per `step`. `opened`: the end of the committed bytes if the log is
     open.
     """
@@ -256,9 +258,9 @@ class LogSurvey:
         return True
 
     @property
-    def facts(self) -> LogFacts:
+    def facts(self) -> EntryLogUsage:
         largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
-        return LogFacts(
+        return EntryLogUsage(
             self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
             len(self._ledgers), tuple(LiveLedger(*item) for item in largest), self._readable,
         )  # fmt: skip
@@ -286,7 +288,7 @@ _RECORD_BYTES_MAX = 16 << 20
 """Length above which a record is damage: no entry is that large."""
 
 
-class Mover:
+class EntryMover:
     """Moves living entries of closed logs to the cold log, a slice at a time."""
 
     def __init__(
@@ -454,7 +456,7 @@ class Mover:
             for group in read_groups(self._files, self._directory, log, self._uuid, None):
                 index_.add(group)
         run = index_.find_run(log, extent.ledger)
-        if isinstance(run, MissingPages):
+        if isinstance(run, MissingIndexPages):
             run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
         place = next((place for place in run.places(extent.first) if place.extent == extent), None)
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table

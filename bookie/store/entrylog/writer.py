@@ -31,7 +31,7 @@ from ...format import entry_log, index
 from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLog
 from .. import disk
-from ..index import LoadedGroup
+from ..index import LoadedIndexGroup
 from ..memtable import ENTRY_OVERHEAD_BYTES, EntryTable, Stored
 from .files import index_name, log_name
 
@@ -46,7 +46,7 @@ class WrittenEntries(NamedTuple):
     """The result of a flush or a move, which must be committed: the new ends of the open log, and its index group."""
 
     open: OpenLog  # for the mark
-    group: LoadedGroup  # for the index
+    group: LoadedIndexGroup  # for the index
 
 
 class LogNumbers:
@@ -215,7 +215,7 @@ class LogWriter:
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
         end = OpenLog(current.number, current.end, current.index_end + len(group))
-        self._written = WrittenEntries(end, LoadedGroup(current.number, current.index_end, extents))
+        self._written = WrittenEntries(end, LoadedIndexGroup(current.number, current.index_end, extents))
         return self._written
 
     def on_committed(self) -> None:

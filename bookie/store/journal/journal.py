@@ -84,7 +84,7 @@ COPIED_APART_BYTES = 4096
 """Average size of buffers above which they are copied into the arena one by one; smaller ones are joined first."""
 
 
-class BlockBuffers:
+class JournalBlockBuffers:
     """Page-aligned buffers in which blocks are assembled: `count` buffers of `size` bytes, used in turn. A block longer
     than the next buffer enlarges that buffer for good.
 
@@ -128,7 +128,7 @@ RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 Done = Callable[[bool], None]
 
 
-class RecordGroup(msgspec.Struct):
+class JournalRecordGroup(msgspec.Struct):
     """The records that one turn of the event loop enqueued."""
 
     headers: list[bytes] = []
@@ -138,7 +138,7 @@ class RecordGroup(msgspec.Struct):
     sealed_at: float = 0.0
 
 
-def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> list[Buffer]:
+def block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int) -> list[Buffer]:
     """Returns the buffers of the block without its padding; `number` and `salt` are those of its journal."""
     headers: list[bytes] = []
     buffers: list[Buffer] = [b""]
@@ -176,7 +176,7 @@ class Journal:
         assert len(workers) == WORKERS
         self._workers = workers
         self._filler = filler
-        self.core: GroupCommit[RecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
+        self.core: GroupCommit[JournalRecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
         self._block_bytes_max = block_bytes_max
         self.queue_bytes_max = queue_bytes_max
         self._segments = Segments(
@@ -184,7 +184,7 @@ class Journal:
             first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
         )  # fmt: skip
         self.release = self._segments.release
-        self.open = RecordGroup()  # what the next `seal` takes
+        self.open = JournalRecordGroup()  # what the next `seal` takes
         self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -192,7 +192,7 @@ class Journal:
         self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: Segment | None = None
         # a last entry may exceed the bound
-        self._arenas = BlockBuffers(world.files, 2 * padded_size(block_bytes_max), DEPTH)
+        self._arenas = JournalBlockBuffers(world.files, 2 * padded_size(block_bytes_max), DEPTH)
         self._closing = False
         self.histograms = {
             "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
@@ -213,7 +213,7 @@ class Journal:
         """Begins a new file after `previous`, the end of all that replay found to count."""
         segments = self._segments
         worker = self._workers[0]
-        await worker.run(segments.adopt_spares)
+        await worker.run(segments.adopt_spare_files)
         self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
         self._task = asyncio.create_task(disk.run_or_die(self._files, "journal", self._run()), name="journal")
 
@@ -280,7 +280,7 @@ class Journal:
         """
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
-        group, self.open = self.open, RecordGroup()
+        group, self.open = self.open, JournalRecordGroup()
         group.done = done
         group.sealed_at = self._clock.monotonic()
         core = self.core
@@ -300,7 +300,7 @@ class Journal:
         if core.has_waiting or self._fault is not None:
             self._work.set()
 
-    def seal_with_future(self) -> asyncio.Future[bool]:
+    def seal_group_with_future(self) -> asyncio.Future[bool]:
         """Seals like `seal`. Returns a future with the value for `done`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
@@ -357,7 +357,7 @@ class Journal:
             else:
                 self._answer(self.core.receive(BlockSynced(sequence)))
 
-    def _answer(self, answers: Sequence[ConfirmBlock[RecordGroup] | RefuseBlock[RecordGroup]]) -> None:
+    def _answer(self, answers: Sequence[ConfirmBlock[JournalRecordGroup] | RefuseBlock[JournalRecordGroup]]) -> None:
         for answer in answers:
             block = answer.block
             confirmed = isinstance(answer, ConfirmBlock)
@@ -375,7 +375,7 @@ class Journal:
                 for done in group.done:
                     done(confirmed)
 
-    def _send(self, block: WriteBlock[RecordGroup]) -> None:
+    def _send(self, block: WriteBlock[JournalRecordGroup]) -> None:
         """Gives the block to its worker."""
         segment = self._segment
         assert segment is not None
@@ -391,7 +391,7 @@ class Journal:
         written.add_done_callback(self._written)
         self._flying.append((block.sequence, written))
         if self.core.must_fill_spare:
-            self._segments.start_filling()
+            self._segments.start_making_spare()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
         """Writes zeros at these offsets and then a block, each durable before the next; must run in a worker. Returns
@@ -428,11 +428,11 @@ class Journal:
     @property
     def no_space(self) -> bool:
         """Returns whether the last block, or the last spare, found no room. It stays true until a block or a spare
-        finds room, or `retry_room` does.
+        finds room, or `check_room_again` does.
         """
         return self.core.no_room or self._segments.full
 
-    async def retry_room(self) -> None:
+    async def check_room_again(self) -> None:
         """Clears `no_space` if there is room for a block of the largest size again."""
         try:
             await self._filler.run(self._segments.check_room, self._block_bytes_max)

@@ -107,7 +107,7 @@ class Segments:
         """The last fill or probe found no room."""
         self.counters = {"recycled": 0, "filled": 0}
 
-    def adopt_spares(self) -> None:
+    def adopt_spare_files(self) -> None:
         """At a start: removes half-filled files of the last process and adopts its spares. Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
@@ -171,7 +171,7 @@ class Segments:
         return size
 
     # ------------------------------------------------------------------------------------ spares
-    def start_filling(self) -> None:
+    def start_making_spare(self) -> None:
         """Starts to make a spare in the background, unless there is one or one is being made."""
         if not self.spares and self._filling is None:
             filling = disk.run_or_die(self._files, "journal segment", self._fill())

@@ -21,7 +21,7 @@ ACTS = ("skip", "expire", "reset")
 SECONDS_MAX = 100 * 365 * 86_400
 
 
-class Action(NamedTuple):
+class PageAction(NamedTuple):
     """A change of a backlog: skip all of it; expire what is older than `value` seconds; reset to `value` milliseconds
     since the epoch."""
 
@@ -29,22 +29,22 @@ class Action(NamedTuple):
     value: int
 
 
-def parse_action(form: Mapping[str, str]) -> Action:
+def parse_action(form: Mapping[str, str]) -> PageAction:
     """Returns what a form asks for. Raises BadRequest."""
     act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
     if act == "skip":
-        return Action(act, 0)
+        return PageAction(act, 0)
     if act == "expire":
         age_s = parse_number(text)
         if age_s is None or not 1 <= age_s <= SECONDS_MAX:
             raise BadRequest("the age is a number of seconds, 1 or more")
-        return Action(act, age_s)
+        return PageAction(act, age_s)
     if act == "reset":
-        return Action(act, parse_moment(text))
+        return PageAction(act, parse_moment(text))
     raise BadRequest(f"an action is one of {', '.join(ACTS)}")
 
 
-async def preview_action(call: RestRequest, action: Action) -> str:
+async def preview_action(call: RestRequest, action: PageAction) -> str:
     """Returns what the action would do, as a sentence."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
@@ -61,7 +61,7 @@ async def preview_action(call: RestRequest, action: Action) -> str:
     )
 
 
-async def run_action(call: RestRequest, action: Action) -> None:
+async def run_action(call: RestRequest, action: PageAction) -> None:
     """Changes the backlog. Raises the errors of the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainedSubscription:
     """A subscription, and why it does not get on. None: it was not asked for, or the caller may not."""
 
     stats: SubscriptionStats
@@ -54,7 +54,7 @@ class TopicView:
     name: str
     partitions: tuple[str, ...] = ()
     stats: TopicStats | None = None
-    subscriptions: tuple[Explained, ...] = ()
+    subscriptions: tuple[ExplainedSubscription, ...] = ()
     may_peek: bool = False
 
 
@@ -63,7 +63,7 @@ class SubscriptionView:
     """One subscription of a topic. `may_operate`: the caller may change its backlog, and see its cursor."""
 
     topic: str
-    explained: Explained
+    explained: ExplainedSubscription
     cursor: CursorShape | None
     may_operate: bool
 
@@ -144,7 +144,7 @@ async def topic(call: RestRequest) -> TopicView:
         return TopicView(name, partitions=tuple(each.full for each in partitions))
     stats = await _ask(call, op.TOPIC_STATS)
     explained = [
-        Explained(each, await _why(call, each.name) if at < WHY_MAX else None)
+        ExplainedSubscription(each, await _why(call, each.name) if at < WHY_MAX else None)
         for at, each in enumerate(stats.subscriptions)
     ]
     return TopicView(
@@ -168,7 +168,7 @@ async def subscription(call: RestRequest) -> SubscriptionView:
     cursor: CursorShape | None = None
     if may_operate:
         cursor = await _ask(call, op.DESCRIBE_CURSOR, name=name, buckets=BUCKETS)
-    return SubscriptionView(full, Explained(found, await _why(call, name)), cursor, may_operate)
+    return SubscriptionView(full, ExplainedSubscription(found, await _why(call, name)), cursor, may_operate)
 
 
 async def ledgers(call: RestRequest) -> LedgersView:

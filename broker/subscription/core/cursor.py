@@ -9,11 +9,11 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
 - No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
-- `version` grows with every change; `persisted` is the version that is stored. `is_dirty` compares them. Which pieces
-  of the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that is written
-  again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
-- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `learn_batch_size` decides when it
-  is read.
+- `version` grows with every change; `persisted` is the version that is stored. `has_unstored_changes` compares them.
+  Which pieces of the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that
+  is written again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
+- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `set_batch_size_if_unknown` decides
+  when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
   to a program yet: it lasts as long as that message.
@@ -56,7 +56,7 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
 
 
-class Holes:
+class AckHoles:
     """The holes of a cursor (the acknowledged entries after its mark): one bitmap per ledger, and the memory that the
     bitmaps take. A `Cursor` makes the object with its first hole, since most cursors have none."""
 
@@ -132,7 +132,7 @@ class Cursor:
     def __init__(self, shape: LogShape, state: CursorState) -> None:
         self._shape = shape
         self._changed: set[ChunkKey] | None = None
-        self._holes: Holes | None = None
+        self._holes: AckHoles | None = None
         self.mark = state.mark
         self.acked = state.acked
         self.partial: SortedDict[Position, PartialBatch] = SortedDict(state.partial) if state.partial else _NONE
@@ -154,10 +154,10 @@ class Cursor:
         return changed
 
     @property
-    def holes(self) -> Holes:
+    def holes(self) -> AckHoles:
         holes = self._holes
         if holes is None:
-            holes = self._holes = Holes(self.acked)
+            holes = self._holes = AckHoles(self.acked)
         return holes
 
     # ------------------------------------------------------------------ intents
@@ -194,7 +194,7 @@ class Cursor:
             if not new:
                 return new
         if self.pending is not None:
-            new = self.pending.exclude_pending(ledger_id, new)
+            new = self.pending.without_pending_entries(ledger_id, new)
             if not new:
                 return new
         self.version += 1
@@ -208,9 +208,9 @@ class Cursor:
     def ack_first_messages(self, position: Position, messages: int, size: int = 0) -> bool:
         """Acknowledges the first `messages` messages of a batch of `size` (0: not known). Returns True if the entry is
         acknowledged as a whole after that."""
-        return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
+        return self.ack_messages_of_batch(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
-    def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
+    def ack_messages_of_batch(self, position: Position, bits: int, size: int = 0) -> bool:
         """Acknowledges the messages of a batch whose bits are set in `bits` (bit i: message i), except those that are
         pending. `size`: the messages of the batch (0: not known). Returns True if the entry is acknowledged as a whole
         after that."""
@@ -245,9 +245,9 @@ class Cursor:
         elif not bits:
             self._forget_partial(position)
             return False
-        return self.learn_batch_size(position, partial.size)
+        return self.set_batch_size_if_unknown(position, partial.size)
 
-    def learn_batch_size(self, position: Position, size: int) -> bool:
+    def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
         """Sets the number of messages of a batch, where it was not known before. Returns True if the entry is
         acknowledged as a whole by that, because each of its messages was acknowledged."""
         if self.pending is not None and position in self.pending.parts:
@@ -263,7 +263,7 @@ class Cursor:
         changed."""
         if position <= self.mark:
             return False
-        if self.pending is not None and self.pending.has_any_until(position):
+        if self.pending is not None and self.pending.has_pending_up_to(position):
             return self._ack_around(position)
         self.version += 1
         self.mark = position
@@ -281,7 +281,7 @@ class Cursor:
         assert self.pending is not None, "something is pending"
         for each in [each for each in self.pending.parts if each <= position]:
             if size := self._size(each):
-                self.ack_bits(each, (1 << size) - 1, size)
+                self.ack_messages_of_batch(each, (1 << size) - 1, size)
         return self.version != version
 
     def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
@@ -370,7 +370,7 @@ class Cursor:
 
     # ------------------------------------------------------------------ questions
     @property
-    def safe_mark(self) -> Position:
+    def durable_trim_mark(self) -> Position:
         """Returns the position up to which nothing is needed any more, neither now nor after a crash: ledgers up to it
         may be trimmed.
 
@@ -379,25 +379,25 @@ class Cursor:
 
     @property
     def trim_limit(self) -> TrimLimit:
-        """Returns what the subscription no longer needs of the log: everything up to `safe_mark`, and later ledgers of
-        which every entry is a hole in a stored state.
+        """Returns what the subscription no longer needs of the log: everything up to `durable_trim_mark`, and later
+        ledgers of which every entry is a hole in a stored state.
 
         Holes only grow (a seek begins anew), so a ledger that was full at a version is full in every state stored
         since."""
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
-            span, hidden = self._shape.find_span(ledger_id), self._shape.hidden_entries_in(ledger_id)
+            span, hidden = self._shape.find_span(ledger_id), self._shape.hidden_entries_of_ledger(ledger_id)
             done = len(holes) if hidden is None else holes.union_cardinality(hidden)
             if span is not None and done == span.last_entry + 1:
                 last, version = self.holes.full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         if full or self._holes is not None:
             self.holes.full = full
-        mark = self._shape.skip_hidden(self.safe_mark)
+        mark = self._shape.skip_hidden(self.durable_trim_mark)
         return TrimLimit(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
-    def is_dirty(self) -> bool:
+    def has_unstored_changes(self) -> bool:
         """Returns True if the state has changed since it was stored."""
         return self.version != self.persisted
 
@@ -419,10 +419,10 @@ class Cursor:
         if pending is None:
             return False
         return pending.is_pending(position) or (
-            position in pending.parts and 0 < self._size(position) <= self.hidden_bits(position).bit_count()
+            position in pending.parts and 0 < self._size(position) <= self.acked_or_pending_bits(position).bit_count()
         )
 
-    def hidden_bits(self, position: Position) -> int:
+    def acked_or_pending_bits(self, position: Position) -> int:
         """Returns the messages of a batch that are acknowledged or pending, as bits: consumers are not shown them."""
         partial: PartialBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
@@ -439,7 +439,7 @@ class Cursor:
     def batch_size_of(self, position: Position, shown: int) -> int:
         """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of its messages were
         delivered to the consumer at which it is outstanding; 0 if there is none."""
-        return self._size(position) or (0 if self.hidden_bits(position) else shown)
+        return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
 
     @property
     def has_partial_batches(self) -> bool:
@@ -526,7 +526,7 @@ class Cursor:
         """Returns the number of entries after the mark that are acknowledged."""
         return sum(len(holes) for holes in self.acked.values())
 
-    def copy_state(self) -> CursorState:
+    def copy_cursor_state(self) -> CursorState:
         """Returns a copy of the state, to be stored."""
         return CursorState(
             self.mark,
@@ -549,7 +549,7 @@ class Cursor:
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
         assert self.partial_messages == sum(each.bits.bit_count() for each in self.partial.values()), "miscounted"
         if self.pending is not None:
-            self.pending.check_beside(self._shape, self.partial, self.is_acked)
+            self.pending.check_disjoint_from_acked(self._shape, self.partial, self.is_acked)
 
     def _advance(self) -> None:
         following = self._shape.after(self.mark)

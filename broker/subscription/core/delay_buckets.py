@@ -1,8 +1,8 @@
 """The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
-    buckets.take_loads(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are due
-    buckets.merge(keys_max) … merged_ledgers … end_merged   many small ones become one
+    buckets.take_segment_reads(now_ms) → Load … add_loaded | mark_lost   segments are read LOOKAHEAD_MS before they are
+    due buckets.merge(keys_max) … merged_ledgers … end_merged   many small ones become one
     buckets.take_drained()                          those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
@@ -56,10 +56,10 @@ class DelaySegment(NamedTuple):
     first_ms: int
     last_ms: int
     keys: int
-    places: bytes  # which positions: `encode_places`
+    places: bytes  # which positions: `encode_entries_by_ledger`
 
 
-class BucketDraft(NamedTuple):
+class UnstoredDelayBucket(NamedTuple):
     """A bucket that is not stored yet: the encoded keys of each segment, and the rows of its directory."""
 
     bodies: list[bytes]
@@ -100,12 +100,12 @@ def delay_key_of(position: Position, at_ms: int) -> int:
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
 
 
-def position_of(key: int) -> Position:
+def position_of_delay_key(key: int) -> Position:
     """Returns the position of the entry of a key."""
     return Position(key >> 32 & _LEDGER_MASK, key & _ENTRY_MASK)
 
 
-def make_draft(keys: Sequence[int], held: Mapping[int, BitMap]) -> BucketDraft:
+def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> UnstoredDelayBucket:
     """Returns the draft of a bucket with `keys` (ascending; repeated ones are stored once), without those whose entries
     are no longer in `held`."""
     bodies, segments, last = [], [], NEVER
@@ -114,11 +114,13 @@ def make_draft(keys: Sequence[int], held: Mapping[int, BitMap]) -> BucketDraft:
         entries = _entries_of(part)
         whole = sum(map(len, entries.values())) == len(part) and part[0] != last
         if not whole or any(not each <= held.get(ledger_id, _NOTHING) for ledger_id, each in entries.items()):
-            return make_draft([key for key in dict.fromkeys(keys) if _is_held(position_of(key), held)], held)
+            return make_unstored_bucket(
+                [key for key in dict.fromkeys(keys) if _is_held(position_of_delay_key(key), held)], held
+            )
         last = part[-1]
         bodies.append(b"".join([key.to_bytes(KEY_BYTES) for key in part]))
-        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), encode_places(entries)))
-    return BucketDraft(bodies, segments)
+        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), encode_entries_by_ledger(entries)))
+    return UnstoredDelayBucket(bodies, segments)
 
 
 def _is_held(position: Position, held: Mapping[int, BitMap]) -> bool:
@@ -132,7 +134,7 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
     return {ledger_id: BitMap(each) for ledger_id, each in entries.items()}
 
 
-def encode_places(entries: Mapping[int, BitMap]) -> bytes:
+def encode_entries_by_ledger(entries: Mapping[int, BitMap]) -> bytes:
     """Returns the entries of each ledger as bytes: ( ledger i64 | size u32 | the entries as a portable roaring bitmap
     )*."""
     parts: list[bytes] = []
@@ -144,8 +146,9 @@ def encode_places(entries: Mapping[int, BitMap]) -> bytes:
     return b"".join(parts)
 
 
-def decode_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """Returns (ledger, its entries) from the bytes of `encode_places`. Raises ValueError if the bytes are damaged."""
+def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
+    """Returns (ledger, its entries) from the bytes of `encode_entries_by_ledger`. Raises ValueError if the bytes are
+    damaged."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
@@ -169,7 +172,7 @@ MERGE_MIN, MERGE_MAX = 16, 64
 ROW_BYTES = 200
 
 
-class LoadSegments(NamedTuple):
+class ReadDelaySegments(NamedTuple):
     """A request to read the segments `first` … `last` of a bucket."""
 
     ledger_id: int
@@ -210,7 +213,7 @@ class Bucket(msgspec.Struct, eq=False):
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
-class Buckets(msgspec.Struct):
+class DelayBucketIndex(msgspec.Struct):
     """The buckets of a subscription, and those of their keys that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
@@ -219,7 +222,7 @@ class Buckets(msgspec.Struct):
     _order: int = 0
     _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
     _merging: dict[int, Bucket] = msgspec.field(default_factory=dict)
-    _merges: list[LoadSegments] = msgspec.field(default_factory=list)  # of those, not asked for yet
+    _merges: list[ReadDelaySegments] = msgspec.field(default_factory=list)  # of those, not asked for yet
     _drained: list[int] = msgspec.field(default_factory=list)
 
     def __len__(self) -> int:
@@ -312,7 +315,7 @@ class Buckets(msgspec.Struct):
             looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
         return min(looks, default=None)
 
-    def take_loads(self, now_ms: int) -> list[LoadSegments]:
+    def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
         """Returns the requests for the segments of which an entry is due within LOOKAHEAD_MS, and for those of a merge.
         Each is returned once."""
         loads, self._merges = self._merges, []
@@ -328,10 +331,10 @@ class Buckets(msgspec.Struct):
             ):  # fmt: skip
                 last += 1
             bucket.reading = True
-            loads.append(LoadSegments(ledger_id, first, last))
+            loads.append(ReadDelaySegments(ledger_id, first, last))
         return loads
 
-    def add_loaded(self, load: LoadSegments, body: bytes) -> list[int]:
+    def add_loaded(self, load: ReadDelaySegments, body: bytes) -> list[int]:
         """Adds the keys of segments that were read, and returns []. If the bucket is being merged, returns its keys
         instead, which belong to no bucket from then on."""
         bucket = self._all.get(load.ledger_id)
@@ -377,7 +380,7 @@ class Buckets(msgspec.Struct):
             self._merging[bucket.ledger_id] = bucket
             if bucket.has_more:
                 bucket.reading = True
-                self._merges.append(LoadSegments(bucket.ledger_id, bucket.next, len(bucket.segments) - 1))
+                self._merges.append(ReadDelaySegments(bucket.ledger_id, bucket.next, len(bucket.segments) - 1))
             else:
                 fresh += self._taken(bucket)
         return fresh
@@ -421,7 +424,7 @@ class Buckets(msgspec.Struct):
         )
 
 
-def next_segment_of(draft: BucketDraft, given_up: int) -> int:
+def next_segment_of(draft: UnstoredDelayBucket, given_up: int) -> int:
     """Returns the number of the first segment of `draft` with a key that is not among its first `given_up` keys, which
     were handed out already."""
     for number, segment in enumerate(draft.segments):

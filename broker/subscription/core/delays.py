@@ -6,9 +6,9 @@ queue.
 
     delays.add_entry(position, at_ms)                   its delivery time is in the future
     delays.take_due(now_ms, limit)                      → positions whose time has come, earliest first
-    delays.seal(now_ms) → Draft … on_sealed | on_seal_failed    what is far in the future is stored, as a *bucket*
-    delays.take_loads(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments at a time
-    delays.take_drained()                               buckets that are needed no more
+    delays.seal(now_ms) → Draft … on_bucket_stored | on_bucket_store_failed    what is far in the future is stored, as a
+    *bucket* delays.take_segment_reads(now_ms) → Load … add_loaded | mark_lost   what is near is loaded, a few segments
+    at a time delays.take_drained()                               buckets that are needed no more
 
 Buckets, their keys and segments are in core/delay_buckets.py.
 
@@ -20,7 +20,8 @@ Rules
   nothing here has to be stored before anything else: what is not sealed when the broker dies is read again, and nothing
   but that; after a restart segments whose time has passed are left out; a bucket may be deleted when its last entry is
   given up, acknowledged or not. The time of an entry is in the entry: two sources never disagree.
-- **A bucket is durable and named before its entries leave memory** (`on_sealed`); until then the draft serves them.
+- **A bucket is durable and named before its entries leave memory** (`on_bucket_stored`); until then the draft serves
+  them.
 - A bucket that cannot be read is *lost*: `take_due` returns what is held in the ledgers of the topic that it covers at
   once, in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
 - `take_due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
@@ -53,16 +54,16 @@ from .delay_buckets import (
     NEVER,
     TIME,
     Bucket,
-    BucketDraft,
-    Buckets,
+    DelayBucketIndex,
     DelayKeys,
     DelaySegment,
-    LoadSegments,
-    decode_places,
+    ReadDelaySegments,
+    UnstoredDelayBucket,
+    decode_entries_by_ledger,
     delay_key_of,
-    make_draft,
+    make_unstored_bucket,
     next_segment_of,
-    position_of,
+    position_of_delay_key,
 )
 
 FRESH_BYTES = 56
@@ -82,7 +83,7 @@ class _Memory:
     def __init__(self) -> None:
         self.held: dict[int, BitMap] = {}
         self.fresh: list[int] = []  # a heap of keys
-        self.buckets = Buckets()
+        self.buckets = DelayBucketIndex()
         self.lost: dict[int, BitMap] = {}
 
 
@@ -102,7 +103,7 @@ class DelayIndex:
         self._seal_at = 0  # fresh ones at the next look; 0: by the rule
         self._used: _Memory | None = None
         # with the buckets that are merged in it
-        self._draft: tuple[BucketDraft, DelayKeys, frozenset[int]] | None = None
+        self._draft: tuple[UnstoredDelayBucket, DelayKeys, frozenset[int]] | None = None
 
     @property
     def _memory(self) -> _Memory:
@@ -196,7 +197,7 @@ class DelayIndex:
                 heappop(fresh)
             else:
                 buckets.advance()
-            position = position_of(min(first, head))
+            position = position_of_delay_key(min(first, head))
             if self._discard(position):
                 found.append(position)
         if self._memory.lost and len(found) < limit:
@@ -251,7 +252,7 @@ class DelayIndex:
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
-    def must_seal(self) -> bool:
+    def must_make_bucket(self) -> bool:
         """Returns True if it is time to call `seal`."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
@@ -262,10 +263,10 @@ class DelayIndex:
     def _seal_entries(self) -> int:
         return max(self.seal_entries, self.count // GROWTH)
 
-    def seal(self, now_ms: int, *, least: int | None = None) -> BucketDraft | None:
+    def seal(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
         """Returns the draft of a bucket with the entries that are due far in the future; None if there are fewer than
-        `least` of them. The caller must store it, and then call `on_sealed`, or `on_seal_failed` if that failed. One
-        draft at a time."""
+        `least` of them. The caller must store it, and then call `on_bucket_stored`, or `on_bucket_store_failed` if that
+        failed. One draft at a time."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -277,7 +278,7 @@ class DelayIndex:
             self._seal_at = 2 * len(fresh)
             self._memory.buckets.end_merged(merged)  # all of it is near, and in memory
             return None
-        draft = make_draft(fresh[cut:], self._memory.held)
+        draft = make_unstored_bucket(fresh[cut:], self._memory.held)
         self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
             self._memory.buckets.end_merged(merged)
@@ -287,19 +288,19 @@ class DelayIndex:
         self._memory.buckets.add_keys(keys, None)
         return draft
 
-    def on_sealed(self, ledger_id: int) -> None:
+    def on_bucket_stored(self, ledger_id: int) -> None:
         """Called when the draft is durable in this ledger, and the subscription's record names the ledger: the draft
         becomes a bucket."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
-        places = [decode_places(segment.places) for segment in draft.segments]
+        places = [decode_entries_by_ledger(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
         buckets.add(Bucket.create(ledger_id, draft.segments, places, next_segment_of(draft, given_up)))
         buckets.end_merged(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
-    def on_seal_failed(self) -> None:
+    def on_bucket_store_failed(self) -> None:
         """Called when the draft was not stored: its entries are in no bucket, as before."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
@@ -316,7 +317,7 @@ class DelayIndex:
     def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """Adds a bucket that an earlier owner stored, and holds those of its entries that are not due at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
-        places = [decode_places(segment.places) for segment in segments]
+        places = [decode_entries_by_ledger(segment.places) for segment in segments]
         bucket = Bucket.create(ledger_id, segments, places, first)
         held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
         if not any(held):
@@ -335,7 +336,7 @@ class DelayIndex:
         if ledger_id in self.cursor.acked:
             entries -= self.cursor.acked[ledger_id]
         if self.cursor.pending is not None:
-            entries = self.cursor.pending.exclude_pending(ledger_id, entries)
+            entries = self.cursor.pending.without_pending_entries(ledger_id, entries)
         if not entries:
             return False
         held = self._memory.held.setdefault(ledger_id, BitMap())
@@ -344,11 +345,11 @@ class DelayIndex:
         self.count += len(held) - before
         return True
 
-    def take_loads(self, now_ms: int) -> list[LoadSegments]:
+    def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
         """Returns the requests to read segments that are needed now; each is returned once."""
-        return self._memory.buckets.take_loads(now_ms)
+        return self._memory.buckets.take_segment_reads(now_ms)
 
-    def add_loaded(self, load: LoadSegments, body: bytes) -> None:
+    def add_loaded(self, load: ReadDelaySegments, body: bytes) -> None:
         """Adds the keys of segments that were read."""
         self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
@@ -407,7 +408,7 @@ class DelayIndex:
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"
-        sources = set(map(position_of, [*self._memory.fresh, *self._memory.buckets.loaded_keys()]))
+        sources = set(map(position_of_delay_key, [*self._memory.fresh, *self._memory.buckets.loaded_keys()]))
         sources |= {Position(ledger_id, each) for ledger_id, entries in self._memory.lost.items() for each in entries}
         lone = [each for each in held - sources if not self._memory.buckets.may_contain(each)]
         assert not lone, "an entry is held that no source will give up"

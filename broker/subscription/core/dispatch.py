@@ -16,8 +16,8 @@ Rules
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
 - What the cursor has acknowledged is never delivered, and not read where that is known beforehand. What is pending in
   an open transaction (pending_acks.py) is treated alike: its holder holds it no longer. An abort gives it back, before
-  anything new (`add_freed`). On types that deliver in log order reading goes back to the first of it (`rewind_to`), and
-  what was delivered after that is delivered again.
+  anything new (`add_entries_of_aborted_acks`). On types that deliver in log order reading goes back to the first of it
+  (`move_read_position_back`), and what was delivered after that is delivered again.
 - A batch of which other messages are pending or acknowledged is shown without them. When a transaction that had some of
   it is aborted, its holder gives it back; what a holder was not shown waits like a redelivery when it has acknowledged
   what it was shown.
@@ -33,7 +33,8 @@ Rules
   back what follows it: of its keys on Key_Shared, everything on Exclusive and Failover. What is outstanding of that is
   taken back with it, uncounted, and nothing of it goes out before the failed one is done, which comes after its
   back-off. Of a message in chunks the last one holds back what follows the message: the others come before it.
-- What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `add_released`.
+- What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its
+  `add_entries_released`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
   S4).
@@ -310,7 +311,7 @@ class Dispatcher:
         assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial else []
         if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
-            acked = list(bit_indexes(cursor.hidden_bits(position)))
+            acked = list(bit_indexes(cursor.acked_or_pending_bits(position)))
             member.add_hidden(position, pending, entry.count, cursor.mark)
         elif member.unshown:
             member.unshown.pop(position, None)
@@ -478,14 +479,14 @@ class Dispatcher:
             else:
                 self.policy.on_returned(position)
 
-    def add_due(self, positions: Iterable[Position]) -> None:
+    def add_entries_due(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable whose delivery time has come. Those before the read position wait for redelivery
         from now on; the others come with normal reading."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
-    def add_released(self, positions: Iterable[Position]) -> None:
+    def add_entries_released(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable that are held back no longer. Those before the read position wait for redelivery
         from now on; the others come with normal reading."""
         for position in positions:
@@ -498,18 +499,18 @@ class Dispatcher:
         if position < self.read_position and not self.cursor.is_done(position):
             self.policy.on_returned(position)
 
-    def add_freed(self, positions: Iterable[Position]) -> None:
+    def add_entries_of_aborted_acks(self, positions: Iterable[Position]) -> None:
         """Makes entries deliverable again whose acknowledging transaction was aborted. Those before the read position
         wait for redelivery from now on; the others come with normal reading."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
-                self.add_released((position,))
+                self.add_entries_released((position,))
 
     def find_holder(self, position: Position) -> Member | None:
         """Returns the consumer at which the entry is outstanding; None if it is at none."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
-    def rewind_to(self, first: Position) -> None:
+    def move_read_position_back(self, first: Position) -> None:
         """Moves the read position back to `first`, on types that deliver in log order: everything from there on that is
         not acknowledged is read and delivered again."""
         for member in self.members.values():

@@ -62,7 +62,7 @@ def filters_of(
 def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
     position = entry.position
     if cursor.partial:
-        cursor.learn_batch_size(position, entry.count)
+        cursor.set_batch_size_if_unknown(position, entry.count)
     if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
         return None
     if waited:
@@ -72,7 +72,7 @@ def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) ->
 
 def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> SkipReason | None:
     position = entry.position
-    cursor.learn_batch_size(position, entry.count)
+    cursor.set_batch_size_if_unknown(position, entry.count)
     if not cursor.is_done(position):
         return None
     if waited:

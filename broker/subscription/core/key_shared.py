@@ -37,8 +37,16 @@ from typing import ClassVar
 from ....proto.names import Position
 from ....proto.states import Blocked
 from .in_log_order import LogOrderPolicy, why_no_receiver
-from .key_slots import NOTHING, Slot, Slots
-from .policy import ActiveChanged, Draining, Entry, Member, PolicyStatistics, SlotDistribution, SubscriptionOptions
+from .key_slots import NOTHING, KeySlots, Slot
+from .policy import (
+    ActiveChanged,
+    Entry,
+    Member,
+    PolicyStatistics,
+    SlotDistribution,
+    SlotInHandover,
+    SubscriptionOptions,
+)
 from .slot_owners import HashRing, SlotOwners, SplitRanges, StickyRanges, key_shared_options
 
 
@@ -58,9 +66,9 @@ class KeyShared:
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.candidates: Collection[Member] = self._members.values()
-        self.slots = self.waiting = Slots(self._target)
+        self.slots = self.waiting = KeySlots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
-        self.on_released, self.on_returned = self.slots.vacate, self.slots.on_returned
+        self.on_released, self.on_returned = self.slots.vacate_slots_of_entries, self.slots.on_returned
         self.on_entry_failed, self.on_recovered = self.slots.on_entry_failed, self.slots.on_recovered
         self.discard, self.discard_set, self.discard_up_to = (
             self.slots.discard,
@@ -139,7 +147,7 @@ class KeyShared:
             return member
         if waited:
             self.slots.remove_waiting(position, slots)
-        self.slots.occupy(position, slots, member)
+        self.slots.occupy_slots_of_entry(position, slots, member)
         if len(slots) > 1:
             for number in slots:
                 self._in_use[number].draining = member is not self._owner(number)
@@ -270,7 +278,7 @@ class KeyShared:
         )
         return PolicyStatistics(keys=keys)
 
-    def draining(self) -> list[Draining]:
+    def draining(self) -> list[SlotInHandover]:
         if self._stale:
             self.rebalance(len(self._stale))
         return self.slots.draining()

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from .in_log_order import why_no_receiver
-from .policy import Draining, Member
+from .policy import Member, SlotInHandover
 from .positions import ENTRY_BYTES, PositionSet
 
 SETTLED_AT_ONCE = 1000
@@ -59,7 +59,7 @@ class Slot:
         return self.failures is not None and min(self.failures) < position
 
 
-class Slots:
+class KeySlots:
     """The slots that are in use. `target` (number, slot) returns the consumer that may get the slot's first waiting
     entry; None if none may yet."""
 
@@ -85,7 +85,7 @@ class Slots:
             self.of[number].ready_for = None
 
     # ------------------------------------------------------------------ outstanding entries
-    def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
+    def occupy_slots_of_entry(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
         """Records that the entry is outstanding at the consumer: it occupies its slots from now on."""
         self._held[position] = numbers
         for number in numbers:
@@ -98,7 +98,7 @@ class Slots:
                 if slot.waiting is not NOTHING and slot.waiting:
                     self.changed[number] = None
 
-    def vacate(self, positions: Sequence[Position]) -> None:
+    def vacate_slots_of_entries(self, positions: Sequence[Position]) -> None:
         """Removes entries from the slots that they occupy, because they are no longer outstanding."""
         held, slots = self._held, self.of
         for position in positions:
@@ -117,7 +117,7 @@ class Slots:
     def on_returned(self, position: Position) -> None:
         """Called when an entry is no longer outstanding: it waits in its slots from now on."""
         numbers = self._held.get(position, ())
-        self.vacate((position,))
+        self.vacate_slots_of_entries((position,))
         self.add_waiting(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
@@ -348,10 +348,10 @@ class Slots:
     def waiting_bytes(self) -> int:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
-    def draining(self) -> list[Draining]:
+    def draining(self) -> list[SlotInHandover]:
         """Returns the slots whose owner has changed, and in which entries are still outstanding at the old one."""
         return [
-            Draining(number, slot.outstanding, slot.blocked)
+            SlotInHandover(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining
         ]  # fmt: skip
 

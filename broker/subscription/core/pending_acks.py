@@ -19,9 +19,9 @@ Rules
   if it covers anything that is pending in another one; what is acknowledged already in what it covers stays so.
 - `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
   abort frees it.
-- Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
-  expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it, and a commit that
-  comes later has nothing to acknowledge.
+- Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_messages_of_batch`, `ack_cumulative`) leaves out what is
+  pending, so that expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it,
+  and a commit that comes later has nothing to acknowledge.
 - A cursor without transactions has no PendingAcks: that costs one test in each question.
 Guarding tests: tests/broker/subscription/core/test_pending_acks.py (sets of messages, and an exhaustive walk),
 tests/broker/subscription/test_cursor_model.py (a crash at every write).
@@ -48,7 +48,7 @@ COUNTED_MAX = 1000
 """Entries before the position of an aborted cumulative acknowledgement that count as given back: a receiver queue."""
 
 
-class Conflict(enum.Enum):
+class AckConflict(enum.Enum):
     """The reason why a transaction may not acknowledge an entry or a message."""
 
     ACKNOWLEDGED = "is acknowledged already"
@@ -57,10 +57,10 @@ class Conflict(enum.Enum):
     CUMULATIVE = "another open transaction has a cumulative acknowledgement, and a subscription takes one at a time"
 
 
-class Clash(NamedTuple):
+class AckRefused(NamedTuple):
     """A refusal of acknowledgements: the reason, and the first entry that it applies to."""
 
-    why: Conflict
+    why: AckConflict
     position: Position
 
 
@@ -73,7 +73,7 @@ class SettledAcks(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------ intents
-def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
+def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
     """Returns the part of `wanted` that is not pending in the transaction yet, or the clash because of which all of it
     is refused. Changes nothing.
 
@@ -99,32 +99,32 @@ def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE
 
 def _judge_cumulative(
     cursor: Cursor, own: TxnAcks, wanted: TxnAcks, named: Position, new: TxnAcks
-) -> Clash | None:
+) -> AckRefused | None:
     pending = cursor.pending
     if cursor.is_acked(named):
-        return Clash(Conflict.ACKNOWLEDGED, named)
+        return AckRefused(AckConflict.ACKNOWLEDGED, named)
     if pending is not None:
         if pending.up_to != own.up_to:
-            return Clash(Conflict.CUMULATIVE, named)
+            return AckRefused(AckConflict.CUMULATIVE, named)
         for ledger_id, entries in pending.whole.items():
             others = entries - own.entries[ledger_id] if ledger_id in own.entries else entries
             if others and Position(ledger_id, others.min()) <= named:
-                return Clash(Conflict.PENDING, Position(ledger_id, others.min()))
+                return AckRefused(AckConflict.PENDING, Position(ledger_id, others.min()))
         for position, part in pending.parts.items():
             if position <= wanted.up_to and part.bits & ~own.bits_at(position):
-                return Clash(Conflict.PENDING, position)
+                return AckRefused(AckConflict.PENDING, position)
     if wanted.up_to > own.up_to:
         new.up_to = wanted.up_to
     return None
 
 
-def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> Clash | None:
+def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> AckRefused | None:
     fresh = entries - own.entries[ledger_id] if ledger_id in own.entries else entries.copy()
     holes = cursor.acked.get(ledger_id)
     if holes is not None and fresh.intersect(holes):
-        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, (fresh & holes).min()))
+        return AckRefused(AckConflict.ACKNOWLEDGED, Position(ledger_id, (fresh & holes).min()))
     if fresh and Position(ledger_id, fresh.min()) <= cursor.mark:
-        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
+        return AckRefused(AckConflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
     if ledger_id <= own.up_to[0]:
         fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
     for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
@@ -136,52 +136,54 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
         span = cursor.partial.irange(first, Position(ledger_id, fresh.max()))
         found = next((each for each in span if each[1] in fresh), None)
         if found is not None:
-            return Clash(Conflict.ACKNOWLEDGED, found)
+            return AckRefused(AckConflict.ACKNOWLEDGED, found)
     pending = cursor.pending
-    if pending is not None and pending.has_any(ledger_id, fresh):
+    if pending is not None and pending.has_pending_among(ledger_id, fresh):
         for position in pending.partial_batches_in(ledger_id, fresh):
             if pending.bits_at(position) & ~own.bits_at(position):
-                return Clash(Conflict.PENDING, position)
-        free = pending.exclude_pending(ledger_id, fresh) | BitMap(each[1] for each in own.parts if each[0] == ledger_id)
+                return AckRefused(AckConflict.PENDING, position)
+        free = pending.without_pending_entries(ledger_id, fresh) | BitMap(
+            each[1] for each in own.parts if each[0] == ledger_id
+        )
         if fresh - free:
-            return Clash(Conflict.PENDING, Position(ledger_id, (fresh - free).min()))
+            return AckRefused(AckConflict.PENDING, Position(ledger_id, (fresh - free).min()))
     new.entries[ledger_id] = fresh
     return None
 
 
 def _judge_part(
     cursor: Cursor, own: TxnAcks, position: Position, part: PartialBatch, new: TxnAcks, *, cumulative: bool
-) -> Clash | None:
+) -> AckRefused | None:
     if cursor.is_acked(position):
-        return Clash(Conflict.ACKNOWLEDGED, position)
+        return AckRefused(AckConflict.ACKNOWLEDGED, position)
     pending, mine = cursor.pending, own.bits_at(position)
     bits = part.bits & ~mine
     acked = cursor.partial[position].bits if position in cursor.partial else 0
     if acked & bits:
         if not cumulative or not (bits & ~acked or part.bits & mine):
-            return Clash(Conflict.ACKNOWLEDGED, position)
+            return AckRefused(AckConflict.ACKNOWLEDGED, position)
         bits &= ~acked
     if own.has_entry(position):
         return None
     if pending is not None and (pending.is_pending(position) or pending.bits_at(position) & bits):
-        return Clash(Conflict.PENDING, position)
+        return AckRefused(AckConflict.PENDING, position)
     if bits:
         new.parts[position] = PartialBatch(bits, part.size)
     return None
 
 
-def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
+def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefused | None:
     """Returns a clash if the transaction has acknowledged a part of `wanted` already; None if it has not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
-            return Clash(Conflict.TWICE, Position(ledger_id, both.min()))
+            return AckRefused(AckConflict.TWICE, Position(ledger_id, both.min()))
     for position in own.parts:
         if wanted.has_entry(position) and cursor.is_done(position):
-            return Clash(Conflict.TWICE, position)
+            return AckRefused(AckConflict.TWICE, position)
     for position, part in wanted.parts.items():
         if own.has_entry(position) or part.bits & own.bits_at(position):
-            return Clash(Conflict.TWICE, position)
+            return AckRefused(AckConflict.TWICE, position)
     return None
 
 
@@ -227,12 +229,12 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
             else:
                 cursor.ack(Position(ledger_id, entries.min()))
         for position, part in acks.parts.items():
-            cursor.ack_bits(position, part.bits, part.size)
+            cursor.ack_messages_of_batch(position, part.bits, part.size)
     return SettledAcks(acks, shown)
 
 
 # ------------------------------------------------------------------------------------------ what an abort frees
-def first_returned(cursor: Cursor, acks: TxnAcks) -> Position | None:
+def first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
     """Returns the first entry that is delivered again after the transaction was aborted; None if none is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
@@ -241,7 +243,7 @@ def first_returned(cursor: Cursor, acks: TxnAcks) -> Position | None:
     return min(firsts, default=None)
 
 
-def freed_entries(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
+def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
     """Yields the entries that became deliverable because their transaction was aborted. `tail`: of a cumulative
     acknowledgement, only the last COUNTED_MAX entries."""
     acks = settled.acks
@@ -260,7 +262,7 @@ _NOTHING = TxnAcks()
 """The acknowledgements of a transaction that has nothing pending: never add to it."""
 
 
-def find_partial(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
+def find_partly_acked_batches(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
     """Returns the batches among these entries of which some messages are acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():

@@ -107,14 +107,14 @@ class PendingAcks:
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
-    def has_any_until(self, mark: Position) -> bool:
+    def has_pending_up_to(self, mark: Position) -> bool:
         """Returns True if an entry up to and with `mark` is pending, as a whole or in part, or by a cumulative
         acknowledgement."""
         if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
-    def exclude_pending(self, ledger_id: int, entries: BitMap) -> BitMap:
+    def without_pending_entries(self, ledger_id: int, entries: BitMap) -> BitMap:
         """Returns `entries` (of one ledger) without those that are pending, as a whole or in part."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
@@ -126,7 +126,7 @@ class PendingAcks:
             free.discard(position[1])
         return free
 
-    def has_any(self, ledger_id: int, entries: BitMap) -> bool:
+    def has_pending_among(self, ledger_id: int, entries: BitMap) -> bool:
         """Returns True if one of `entries` may be pending, as a whole or in part."""
         whole = self.whole.get(ledger_id)
         return (
@@ -174,7 +174,7 @@ class PendingAcks:
                 kept[txn] = fitted
         return PendingAcks(kept) if kept else None
 
-    def check_beside(
+    def check_disjoint_from_acked(
         self, shape: LogShape, partial: Mapping[Position, PartialBatch], is_acked: Callable[[Position], bool]
     ) -> None:
         """Checks that nothing is both acknowledged and pending."""

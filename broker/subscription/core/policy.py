@@ -58,7 +58,7 @@ class Entry(Protocol):
         ...
 
 
-class Waiting(Protocol):
+class WaitingEntries(Protocol):
     """The entries that wait with a policy. `entries`: how many; it is read for each entry that is handed out."""
 
     @property
@@ -149,7 +149,7 @@ class Member(msgspec.Struct, eq=False):
         return held
 
 
-class Draining(NamedTuple):
+class SlotInHandover(NamedTuple):
     """A slot whose owner has changed, and whose entries wait until nothing is outstanding at the old owner."""
 
     slot: int
@@ -163,7 +163,7 @@ class SlotDistribution(NamedTuple):
     mode: str
     out_of_order: bool
     drained_total: int
-    draining: list[Draining]
+    draining: list[SlotInHandover]
     ranges: list[tuple[int, int, Member]]  # (first slot, last slot, owner), in order
 
 
@@ -274,7 +274,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def waiting(self) -> Waiting: ...
+    def waiting(self) -> WaitingEntries: ...
     @property
     def unread_entries(self) -> int:
         """Returns the number of waiting entries that must be read before their consumer is known."""

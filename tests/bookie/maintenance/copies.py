@@ -11,7 +11,7 @@ from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.ledger import LedgerClient, LedgerWriter
 from magnetar.ledger.config import LedgerConfig
-from magnetar.ledger.metadata_core import fragment_of, striping_of
+from magnetar.ledger.metadata_core import find_fragment_of_entry, striping_of_record
 from magnetar.metadata import paths
 from magnetar.metadata.records import LedgerRecord, UnderReplicatedRecord
 from magnetar.metadata.remote import connect_metadata
@@ -118,8 +118,8 @@ class Deployment:
         alive = {each.id: name for name, each in self.bookies.items() if self.simulation.is_up(name)}
         for final in final_fragments(record):
             for entry in range(final.first, final.last + 1):
-                fragment, _ = fragment_of(record, entry)
-                slots = striping_of(record).write_set(entry)
+                fragment, _ = find_fragment_of_entry(record, entry)
+                slots = striping_of_record(record).write_set(entry)
                 names = [alive[fragment.bookies[slot]] for slot in slots if fragment.bookies[slot] in alive]
                 found[entry] = [name for name in names if await self._holds(name, ledger, entry)]
         return found

@@ -88,7 +88,7 @@ def test_a_session_whose_keeper_is_killed_is_lost_and_the_bookie_registers_again
 def test_a_client_that_lost_its_watch_on_bookies_still_hears_of_new_ones() -> None:
     async def main(deployment: Deployment) -> None:
         client = deployment.client()
-        await client.bookies.wait_listed()
+        await client.bookies.wait_bookies_listed()
         follower = client.bookies._follower
         assert follower is not None
         assert follower._task is not None
@@ -96,7 +96,7 @@ def test_a_client_that_lost_its_watch_on_bookies_still_hears_of_new_ones() -> No
         late = await deployment.start("late")
         await asyncio.sleep(5.0)
         assert late.id in client.bookies._available
-        await client.bookies.wait_listed()
+        await client.bookies.wait_bookies_listed()
         await client.close()
 
     with_deployment(main, 3)

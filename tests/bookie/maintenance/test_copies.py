@@ -4,24 +4,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance.copies_core import (
-    Fill,
+    CopyMissingEntries,
     LedgerCopies,
-    Recover,
+    RecoverLedger,
+    RemoveRepairMark,
     StuckReason,
-    Unmark,
-    Wait,
+    WaitForNextAttempt,
     copies_to_ask,
     damaged_in_last_fragment,
     decide_next_step,
     final_fragments,
     find_copy_gaps,
     gone_bookies,
-    missing_runs,
     runs,
+    runs_without_copies,
     why_unreadable,
 )
-from magnetar.bookie.store.memtable import Intervals
-from magnetar.ledger.metadata_core import striping_of
+from magnetar.bookie.store.memtable import IntegerIntervals
+from magnetar.ledger.metadata_core import striping_of_record
 from magnetar.ledger.pending_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
@@ -36,8 +36,8 @@ from magnetar.metadata.records import (
 BOOKIES = tuple("abcdefg")
 
 
-def intervals(entries: set[int]) -> Intervals:
-    found = Intervals()
+def intervals(entries: set[int]) -> IntegerIntervals:
+    found = IntegerIntervals()
     for entry in sorted(entries):
         found.add(entry, entry)
     return found
@@ -82,7 +82,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
     found = {(gap.first, gap.slot): gap for gap in find_copy_gaps(record, look.gone, look.held)}
     for final in final_fragments(record):
         for slot, bookie in enumerate(final.bookies):
-            striping = striping_of(record)
+            striping = striping_of_record(record)
             mine = {e for e in range(final.first, final.last + 1) if slot in striping.write_set(e)}
             gap = found.pop((final.first, slot), None)
             if bookie in look.gone:
@@ -105,14 +105,14 @@ def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
     record = look.record
     assert record is not None
     step = decide_next_step(look, tried, 30.0)
-    if isinstance(step, Fill) and record.state != CLOSED:
+    if isinstance(step, CopyMissingEntries) and record.state != CLOSED:
         assert all(gap.last < record.fragments[-1].first_entry for gap in step.gaps)
-    if isinstance(step, Recover):
+    if isinstance(step, RecoverLedger):
         assert record.state != CLOSED
         assert look.unsettled_s >= 30.0
         missing = set(record.fragments[-1].bookies) & look.gone
         assert missing or record.state == IN_RECOVERY
-    if isinstance(step, Unmark):
+    if isinstance(step, RemoveRepairMark):
         assert not find_copy_gaps(record, look.gone, look.held)
         silent = {bookie for (_, bookie), answer in look.held.items() if answer is None}
         assert not silent & look.marked, "nobody's silence is taken for wholeness"
@@ -130,7 +130,7 @@ def test_runs_are_the_entries_of_a_slot(size: int, data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
 def test_lacking_is_a_difference(wanted: set[int], held: set[int]) -> None:
-    found = missing_runs(iter(list(intervals(wanted))), intervals(held))
+    found = runs_without_copies(iter(list(intervals(wanted))), intervals(held))
     assert {entry for low, high in found for entry in range(low, high + 1)} == wanted - held
 
 
@@ -141,7 +141,9 @@ def a_ledger(state: str = CLOSED) -> LedgerRecord:
     )  # fmt: skip
 
 
-def everything(record: LedgerRecord, gone: frozenset[str] = frozenset()) -> dict[tuple[int, str], Intervals | None]:
+def everything(
+    record: LedgerRecord, gone: frozenset[str] = frozenset()
+) -> dict[tuple[int, str], IntegerIntervals | None]:
     return {(f.first, b): intervals(set(range(f.first, f.last + 1))) for f, b in copies_to_ask(record, gone)}
 
 
@@ -149,13 +151,13 @@ def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_gra
     record, gone = a_ledger(OPEN), frozenset("d")
     held = everything(record, gone)
     within = decide_next_step(LedgerCopies(record, gone, gone, gone, held, 29.0), False, 30.0)
-    assert isinstance(within, Wait)
+    assert isinstance(within, WaitForNextAttempt)
     assert within.why is StuckReason.OPEN
-    assert decide_next_step(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+    assert decide_next_step(LedgerCopies(record, gone, gone, gone, held, 30.0), False, 30.0) == RecoverLedger()
     earlier = frozenset("b")
     assert isinstance(
         decide_next_step(LedgerCopies(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0),
-        Fill,
+        CopyMissingEntries,
     )
 
 
@@ -173,20 +175,22 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
         )
 
     within = after(last.first_entry, 29.0)
-    assert isinstance(within, Wait)
+    assert isinstance(within, WaitForNextAttempt)
     assert within.why is StuckReason.OPEN
-    assert after(last.first_entry, 30.0) == Recover()
-    assert isinstance(after(last.first_entry - 1, 99.0), Unmark), "it is settled: filled as any other"
+    assert after(last.first_entry, 30.0) == RecoverLedger()
+    assert isinstance(after(last.first_entry - 1, 99.0), RemoveRepairMark), "it is settled: filled as any other"
 
 
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
-    assert isinstance(decide_next_step(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), Unmark)
+    assert isinstance(
+        decide_next_step(LedgerCopies(record, marked, none, none, held, 0.0), False, 30.0), RemoveRepairMark
+    )
     step = decide_next_step(LedgerCopies(record, marked, none, none, {**held, (10, "d"): None}, 0.0), False, 30.0)
-    assert isinstance(step, Wait)
+    assert isinstance(step, WaitForNextAttempt)
     assert step.why is StuckReason.UNREACHABLE
-    assert isinstance(decide_next_step(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), Unmark)
+    assert isinstance(decide_next_step(LedgerCopies(None, marked, none, none, {}, 0.0), False, 30.0), RemoveRepairMark)
 
 
 def test_an_entry_is_lost_only_when_nobody_who_should_have_it_may_still_have_it() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 
-from magnetar.bookie.maintenance.restore import Restorer
+from magnetar.bookie.maintenance.restore import LimboEntryRestorer
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
@@ -119,7 +119,7 @@ def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quaranti
         await writer.append(b"one")
         ledger, placed = writer.ledger_id, writer.record.fragments[0].bookies
         bookie = next(each for each in deployment.bookies.values() if each.id not in placed)
-        bookie.store.keys.introduce(ledger, writer.record.key)
+        bookie.store.keys.record_key_of_metadata(ledger, writer.record.key)
         bookie.store.descriptors.quarantine(ledger, 0, 0)
         bookie._mender.on_quarantined()
         await asyncio.sleep(0.2)
@@ -157,7 +157,7 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
         store, disk = bookie.store, deployment.simulation.node("b1").disk
         store.descriptors.quarantine(ledger, 4, 6)
         client = deployment.client()
-        restorer = Restorer(store, bookie.id, deployment.metadata, client)
+        restorer = LimboEntryRestorer(store, bookie.id, deployment.metadata, client)
 
         async def restore() -> str | None:
             return await deployment.simulation.spawn("b1", restorer.restore(ledger))
@@ -167,7 +167,7 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
         for _ in range(2):
             assert "the disk is full" in (await restore() or "")
             assert store.descriptors.is_quarantined(ledger, 4)
-            (refused,) = {first for first, _ in store.memtable.refused_of(ledger)}
+            (refused,) = {first for first, _ in store.memtable.refused_runs_of_ledger(ledger)}
             assert refused not in await store.find_held(ledger, 0, 29)
         await deployment.simulation.spawn("b1", store.checkpoint())
         assert await restore() is None
@@ -194,7 +194,7 @@ def test_a_ledger_is_not_whole_while_every_bookie_is_sure_not_to_have_an_entry_o
         for bookie in deployment.bookies.values():
             del bookie.store.memtable.active.ledgers[writer.ledger_id][3]
         bookie = deployment.bookies["b1"]
-        restorer = Restorer(bookie.store, bookie.id, deployment.metadata, client)
+        restorer = LimboEntryRestorer(bookie.store, bookie.id, deployment.metadata, client)
         reason = await deployment.simulation.spawn("b1", restorer.restore(writer.ledger_id))
         assert "lost everywhere" in (reason or "")
         await client.close()

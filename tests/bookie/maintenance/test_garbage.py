@@ -10,7 +10,7 @@ from magnetar.bookie.maintenance.garbage import GarbageProgress, GarbageRefusal,
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog.compaction import CompactionResult
-from magnetar.bookie.store.entrylog.mover import CompactionPolicy, LogFacts
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy, EntryLogUsage
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Op, Status
 from magnetar.metadata import paths, records
@@ -113,7 +113,7 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
         survey = bookie.store.compactor.list_log_facts
         failures = [NoSpace("full"), OSError("a directory that cannot be read")]
 
-        async def failing() -> list[LogFacts]:
+        async def failing() -> list[EntryLogUsage]:
             if failures:
                 raise failures.pop()
             return await survey()

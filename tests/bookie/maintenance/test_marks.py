@@ -8,11 +8,11 @@ from magnetar.bookie.maintenance.copies_core import (
     BookieAbsences,
     RepairReason,
     StuckReason,
-    bookies_of,
+    bookies_of_ledger,
     decide_mark,
     mark_after_failure,
-    wait_left_s,
-    with_due_now,
+    wait_until_attempt_s,
+    with_next_attempt_now,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
@@ -50,7 +50,7 @@ def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
 ) -> None:
     once = decide_mark(record, gone, found, mark, 100)
     assert decide_mark(record, gone, found, once, 200) == once
-    names = bookies_of(record)
+    names = bookies_of_ledger(record)
     if once is None:
         assert record.state != IN_RECOVERY
         assert not names.keys() & gone.keys()
@@ -95,23 +95,23 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, StuckReason.NO_TARGET.value, "why")
-    assert with_due_now(mark).retry_ms == 0
-    assert with_due_now(mark).attempts == 6
+    assert with_next_attempt_now(mark).retry_ms == 0
+    assert with_next_attempt_now(mark).attempts == 6
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
     mark = mark_after_failure(
         UnderReplicatedRecord(ledger_id=1, bookies={}), StuckReason.FAILED, "why", 1000, 5.0, 60.0
     )
-    assert wait_left_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert wait_left_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
+    assert wait_until_attempt_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert wait_until_attempt_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
     a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)
-    assert wait_left_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
-    assert wait_left_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
-    assert wait_left_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
-    assert wait_left_s(with_due_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    assert wait_until_attempt_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert wait_until_attempt_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
+    assert wait_until_attempt_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
+    assert wait_until_attempt_s(with_next_attempt_now(mark), 1000, 0.0, 5.0, 60.0) == 0.0
     never = msgspec.structs.replace(a_day_ahead, attempts=0)
-    assert wait_left_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
+    assert wait_until_attempt_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))

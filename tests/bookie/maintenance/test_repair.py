@@ -120,7 +120,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         bookies = writer.record.fragments[0].bookies
         await deployment.kill(deployment.node_of(bookies[0]))
         spare = next(each for each in deployment.bookies.values() if each.id not in bookies)
-        spare.store.keys.introduce(writer.ledger_id, writer.record.key)
+        spare.store.keys.record_key_of_metadata(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
         await spare.store.seal_and_wait()
         await deployment.until_whole(writer.ledger_id, bookies[0])

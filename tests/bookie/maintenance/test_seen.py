@@ -14,12 +14,12 @@ import pytest
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.maintenance.seen import (
-    PresentFacts,
+    CurrentMetadata,
     RollbackGuard,
     SeenMetadata,
     TrustVerdict,
     judge_metadata,
-    next_seen,
+    next_seen_metadata,
 )
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
@@ -27,7 +27,7 @@ from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned, allocate_ids, get_record, put_operation
+from magnetar.metadata.store import MetadataStore, VersionedValue, allocate_ids, get_record, put_operation
 from magnetar.metadata.tree import ENDING
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -51,42 +51,42 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 @pytest.mark.parametrize(
     ("shown", "verdict"),
     [
-        (PresentFacts(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
-        (PresentFacts(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
+        (CurrentMetadata(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
+        (CurrentMetadata(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
         # a copy of this incarnation, that has overtaken since
-        (PresentFacts(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),
-        (PresentFacts(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
-        (PresentFacts(spans(0, 10), 49, 10), TrustVerdict.OLDER),
-        (PresentFacts(spans(0, 10), 50, 9), TrustVerdict.OLDER),
-        (PresentFacts(spans(0, 10), 50, None), TrustVerdict.OLDER),
-        (PresentFacts(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
+        (CurrentMetadata(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),
+        (CurrentMetadata(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
+        (CurrentMetadata(spans(0, 10), 49, 10), TrustVerdict.OLDER),
+        (CurrentMetadata(spans(0, 10), 50, 9), TrustVerdict.OLDER),
+        (CurrentMetadata(spans(0, 10), 50, None), TrustVerdict.OLDER),
+        (CurrentMetadata(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
         # it was given out after the copy was made
-        (PresentFacts(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),
-        (PresentFacts(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
-        (PresentFacts((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
-        (PresentFacts((), 50, 10), TrustVerdict.CURRENT),
+        (CurrentMetadata(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),
+        (CurrentMetadata(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
+        (CurrentMetadata((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
+        (CurrentMetadata((), 50, 10), TrustVerdict.CURRENT),
         # it was away for long
-        (PresentFacts((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
+        (CurrentMetadata((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
     ],
 )
-def test_what_is_older_than_what_was_seen_is_recognised(shown: PresentFacts, verdict: TrustVerdict) -> None:
+def test_what_is_older_than_what_was_seen_is_recognised(shown: CurrentMetadata, verdict: TrustVerdict) -> None:
     assert judge_metadata(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
-    restored = PresentFacts(spans(0, 10, 20, restored=3), 25, 5)
+    restored = CurrentMetadata(spans(0, 10, 20, restored=3), 25, 5)
     assert judge_metadata(KNOWN, restored) is TrustVerdict.RESTORED
-    seen = next_seen(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
+    seen = next_seen_metadata(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
-    assert judge_metadata(seen, PresentFacts(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
-    assert judge_metadata(seen, PresentFacts(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
+    assert judge_metadata(seen, CurrentMetadata(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
+    assert judge_metadata(seen, CurrentMetadata(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
     assert (
-        judge_metadata(SeenMetadata(), PresentFacts((), 0, None))
-        is judge_metadata(SeenMetadata(), PresentFacts(spans(5), 7, 3))
+        judge_metadata(SeenMetadata(), CurrentMetadata((), 0, None))
+        is judge_metadata(SeenMetadata(), CurrentMetadata(spans(5), 7, 3))
         is TrustVerdict.CURRENT
     )
 
@@ -237,7 +237,7 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
                 await deployment.open()
                 await deployment.metadata.put("/topics/t", b"later")
 
-        async def get(self, path: str) -> Versioned | None:
+        async def get(self, path: str) -> VersionedValue | None:
             await self._again()
             return await deployment.metadata.get(path)
 

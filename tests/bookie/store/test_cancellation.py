@@ -111,7 +111,7 @@ def test_a_move_that_is_cancelled_in_its_commit_loses_nothing_also_without_room_
         for ledger in (1, 2):
             await write(simulation, store, ledger, 3)
             await simulation.spawn(NODE, store.checkpoint())
-            await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._log.close))
+            await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
 
         async def move() -> None:
             await store.compactor.run(EVERYTHING, major=True)
@@ -155,7 +155,7 @@ def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_did() ->
         for ledger in (1, 2, 3):
             await write(simulation, store, ledger, 2)
         await simulation.spawn(NODE, store.checkpoint())
-        await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._log.close))
+        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
         disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
         assert not await simulation.spawn(NODE, store.delete([1]))
         assert await simulation.spawn(NODE, store.delete([2, 3]))
@@ -177,7 +177,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     async def live() -> None:
         bookie.background.supervise("checkpoint", bookie.store.checkpoint)
         await stop.wait()
-        bookie.store.keys.introduce(ledger, KEY)
+        bookie.store.keys.record_key_of_metadata(ledger, KEY)
         assert await add(bookie.store, ledger, 0, payload(ledger, 0)) is Status.OK
         simulation.crash_at(NODE, crash, power_loss=True)
         await bookie.close()

@@ -15,8 +15,8 @@ from magnetar.bookie.store.entrylog.mover import (
     ActionReason,
     CompactionAction,
     CompactionPolicy,
+    EntryLogUsage,
     LiveLedger,
-    LogFacts,
     LogState,
     group_moves,
     plan_logs,
@@ -31,9 +31,9 @@ from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, add, load, open_
 
 def facts(
     log: int, data: int, live: int, *, state: LogState = LogState.CLOSED, readable: bool = True
-) -> LogFacts:
+) -> EntryLogUsage:
     holders = (LiveLedger(7, live),) if live else ()
-    return LogFacts(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
+    return EntryLogUsage(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
 
 
 POLICY = CompactionPolicy(0.2, 0.5, 1000)
@@ -96,7 +96,7 @@ async def flush(store: Store, ledgers: dict[int, range], size: int = 300) -> Non
 
 async def flush_to_own_log(store: Store, ledgers: dict[int, range], size: int = 300) -> None:
     await flush(store, ledgers, size)
-    await store._checkpoint.run_exclusive(store._log.close)
+    await store._checkpoint.run_exclusive_checkpoint(store._log.close)
 
 
 async def expect(store: Store, ledger: int, entries: range, size: int = 300) -> None:
@@ -195,7 +195,7 @@ def test_an_entry_that_stands_in_several_logs_is_copied_once() -> None:
             for entry in range(5, 15):
                 assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
             await store.checkpoint()
-            await store._checkpoint.run_exclusive(store._log.close)
+            await store._checkpoint.run_exclusive_checkpoint(store._log.close)
         assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
         await store.compactor.run(EVERYTHING)
         assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
@@ -244,7 +244,7 @@ def test_a_good_copy_of_a_bad_record_is_moved_instead() -> None:
         (path,) = files(simulation)
         assert await add(store, 1, 7, payload(1, 7), recovery=True) is Status.OK
         await store.checkpoint()
-        await store._checkpoint.run_exclusive(store._log.close)
+        await store._checkpoint.run_exclusive_checkpoint(store._log.close)
         simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
         assert (await store.compactor.run(EVERYTHING)).bad_records == 0
         await expect(store, 1, range(20))
@@ -305,7 +305,7 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
         simulation.node(NODE).disk.faults.append(FileFault("pwrite", "mark.tmp", errno.ENOSPC))
         assert (await simulation.spawn(NODE, store.compactor.run(EVERYTHING))).compacted == []
         assert store.compactor.counters["moves_without_room"] == 1
-        await simulation.spawn(NODE, store._checkpoint.run_exclusive(store._cold.close))
+        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._cold.close))
         await simulation.spawn(NODE, store.checkpoint())
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
@@ -421,7 +421,7 @@ def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_p
             store = await open_store(simulation)
             assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
             writer = store._cold if which == "cold" else store._log
-            await simulation.spawn(NODE, store._checkpoint.run_exclusive(partial(writer.ensure_room, 5000)))
+            await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(partial(writer.ensure_room, 5000)))
             if which == "cold":
                 await simulation.spawn(NODE, store.checkpoint())
             else:

@@ -19,13 +19,13 @@ from magnetar.bookie.store.index import (
     EntryLogIndex,
     ExtentPlace,
     LedgerExtents,
-    LoadedGroup,
-    Lru,
+    LoadedIndexGroup,
+    LruCache,
     Page,
     record_number,
     run_end,
 )
-from magnetar.bookie.store.search import Search
+from magnetar.bookie.store.search import EntrySearch
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
 from tests.bookie.stores import NODE, UUID, simulate
@@ -37,7 +37,7 @@ CACHE = 4 << 10
 # ---------------------------------------------------------------------------------------- pure parts
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60), st.integers(0, 200))
 def test_lru_keeps_the_latest_that_fit(puts: list[tuple[int, int]], bytes_max: int) -> None:
-    cache: Lru[int, int] = Lru(bytes_max)
+    cache: LruCache[int, int] = LruCache(bytes_max)
     kept: dict[int, int] = {}
     for key, size in puts:
         cache.put(key, size, size)
@@ -88,7 +88,7 @@ def test_columns_are_the_fields_of_the_heads() -> None:
 
 def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
     extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * PAGE_HEADS + 7)]
-    whole, fed = LoadedGroup(1, 64, extents), LoadedGroup.start(1, 64, len(extents))
+    whole, fed = LoadedIndexGroup(1, 64, extents), LoadedIndexGroup.start(1, 64, len(extents))
     for first in range(0, len(extents), 2 * PAGE_HEADS):
         fed.feed(index_format.encode_extent_heads(extents[first : first + 2 * PAGE_HEADS]))
     assert [fed.pages.page(i) for i in range(6)] == [whole.pages.page(i) for i in range(6)]
@@ -99,7 +99,7 @@ def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
         == 64 + GROUP_HEADER_BYTES + sum(HEAD_BYTES + each.table_bytes for each in extents)
     )
     with pytest.raises(ValueError, match="ascend by ledger"):
-        LoadedGroup(1, 64, extents[::-1])
+        LoadedIndexGroup(1, 64, extents[::-1])
     with pytest.raises(ValueError, match="ascend by ledger"):
         fed.feed(index_format.encode_extent_heads(extents[:1]))
 
@@ -158,7 +158,7 @@ class Bench:
         with_index = self.files.open(f"{FOLDER}/{index_name(log)}", create=True)
         with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
-        self.index.add_group(LoadedGroup(log, index_end, extents), ())
+        self.index.add_group(LoadedIndexGroup(log, index_end, extents), ())
         self.ends[log] = log_end, index_end + len(data)
 
     def drop(self, log: int) -> None:
@@ -178,9 +178,9 @@ class Bench:
 
     async def look(self, ledger: int, entry: int) -> list[tuple[int, bytes]]:
         """(log, entry's bytes) of all copies."""
-        search = Search(self.index, self.reader, self.worker, ledger, entry)
+        search = EntrySearch(self.index, self.reader, self.worker, ledger, entry)
         found = []
-        while (place := await search.next_extent()) is not None:
+        while (place := await search.next_extent_to_search()) is not None:
             read = self.reader.read_entries(place, self.index.table(place), entry, 1, 1)
             assert not read.damaged
             assert read.table is not None
@@ -234,11 +234,11 @@ def test_a_damaged_page_is_noticed_and_not_kept() -> None:
         path = f"{FOLDER}/{index_name(1)}"
         for at in range(HEAD_BYTES):
             disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
-            miss = Search(bench.index, bench.reader, bench.worker, 5, 1)
-            assert await miss.next_extent() is None
+            miss = EntrySearch(bench.index, bench.reader, bench.worker, 5, 1)
+            assert await miss.next_extent_to_search() is None
             assert miss.damaged
-            hit = Search(bench.index, bench.reader, bench.worker, 5, 4)
-            assert (await hit.next_extent()) is not None, "the other log is whole"
+            hit = EntrySearch(bench.index, bench.reader, bench.worker, 5, 4)
+            assert (await hit.next_extent_to_search()) is not None, "the other log is whole"
             disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
         assert len(await bench.look(5, 1)) == 1
         disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
@@ -263,7 +263,9 @@ def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
         bench.reader.read_pages = counted  # type: ignore[method-assign]
 
         def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
-            return asyncio.ensure_future(Search(bench.index, bench.reader, bench.worker, ledger, entry).next_extent())
+            return asyncio.ensure_future(
+                EntrySearch(bench.index, bench.reader, bench.worker, ledger, entry).next_extent_to_search()
+            )
 
         first, second, other = ask(5, 0), ask(5, 1), ask(6, 0)
         found, missing, of_other = await asyncio.gather(first, second, other)
@@ -280,8 +282,8 @@ def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
         assert not bench.index.loading
         bench.restart()
         simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
-        searches = [Search(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
-        assert await asyncio.gather(*(each.next_extent() for each in searches)) == [None] * 3
+        searches = [EntrySearch(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
+        assert await asyncio.gather(*(each.next_extent_to_search() for each in searches)) == [None] * 3
         assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
 
     simulate(main)
@@ -312,7 +314,7 @@ def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it() -> 
 
 def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
     extents = [Extent(n, 0, 0, 1, 9, 4096, 5) for n in range(64 * PAGE_HEADS)]
-    pages = LoadedGroup(1, 64, extents).pages
+    pages = LoadedIndexGroup(1, 64, extents).pages
     arrays = [getattr(pages, name) for name in pages.__slots__]
     assert sum(each.itemsize * len(each) for each in arrays) <= 0.5 * len(extents)
 
@@ -325,8 +327,8 @@ def test_a_hit_asks_few_of_many_logs() -> None:
         rng = random.Random(1)
         for entry in [rng.randrange(10, 650) for _ in range(20)]:
             bench.restart()
-            search = Search(bench.index, bench.reader, bench.worker, 5, entry)
-            place = await search.next_extent()
+            search = EntrySearch(bench.index, bench.reader, bench.worker, 5, entry)
+            place = await search.next_extent_to_search()
             assert place is not None
             assert place.log == entry // 10
             loaded = [log for log in range(1, 65) if isinstance(bench.index.find_run(log, 5), LedgerExtents)]

@@ -14,7 +14,7 @@ from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import memtable
 from magnetar.bookie.store import table as ledger_table
 from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerIndexFile
-from magnetar.bookie.store.memtable import Intervals
+from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.table import LEAF_RECORDS, LedgerTable, TableLoader, sorted_in_slices
 from magnetar.runtime.sim.files import FileFault
 from magnetar.runtime.sim.world import Simulation
@@ -51,14 +51,14 @@ def test_a_table_is_a_dictionary(batches: list[dict[int, int]], spans: list[tupl
     table, model = LedgerTable(), dict[int, int]()
     for batch in batches:
         before, held = table, list(table)
-        table = table.with_changes({ledger: record(ledger, last) for ledger, last in batch.items()})
+        table = table.with_ledger_records({ledger: record(ledger, last) for ledger, last in batch.items()})
         model |= batch
         assert list(before) == held
         assert list(table) == sorted(model)
         for ledger in range(91):
             assert table.get(ledger) == (state(ledger, model[ledger]) if ledger in model else None)
         assert all(len(leaf) <= 8 * RECORD_BYTES for leaf in table.leaves)
-    dead = Intervals()
+    dead = IntegerIntervals()
     for first, length in spans:
         dead.add(first, first + length)
     assert list(table.without(dead)) == [ledger for ledger in sorted(model) if ledger not in dead]
@@ -351,7 +351,7 @@ def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_the
 
 
 def test_a_ledger_at_rest_costs_its_record() -> None:
-    table = LedgerTable().with_changes({ledger: record(ledger, 1) for ledger in range(0, 60_000, 3)})
+    table = LedgerTable().with_ledger_records({ledger: record(ledger, 1) for ledger in range(0, 60_000, 3)})
     assert sum(map(len, table.leaves)) == 20_000 * RECORD_BYTES
     assert len(table.leaves) <= 20_000 // LEAF_RECORDS + 1, "and 33 bytes a leaf"
 

@@ -75,7 +75,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
             size = rng.choice((0, 1, 300, 300, 300, 5000, PIECE_BYTES if rng.random() < 0.2 else 7))
             stored = stored_entry(ledger, number, rng.randbytes(size))
             pieces = (stored,) if rng.random() < 0.5 or not size else (stored[:36], stored[36:])
-            memtable.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
+            memtable.insert_entries(ledger, [(number, pieces, len(stored))], len(stored))
     simulation = Simulation(1)
     writer = writer_on(simulation, direct=False)
     flush = MemtableFlush(writer, table)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.index import LoadedGroup
+from magnetar.bookie.store.index import LoadedIndexGroup
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import ENTRY_HEADER, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT
@@ -302,7 +302,7 @@ def test_an_entry_that_moves_while_it_is_looked_for_is_found() -> None:
                 files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
             reading = simulation.spawn(NODE, store.read(1, 3))
             await simulation.spawn(NODE, asyncio.sleep(log / 8000))
-            store.index.add_group(LoadedGroup(log + 1, 64, extents), [log])
+            store.index.add_group(LoadedIndexGroup(log + 1, 64, extents), [log])
             store._reads._reader.close_log(log)
             log_files.remove_log_files(files, ENTRIES, log)
             result = await reading

@@ -5,7 +5,7 @@ import random
 from magnetar.bookie.format import entry_log, index
 from magnetar.bookie.store.entrylog import at_boot as rebuild
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog.at_boot import LogScan, LostStretch
+from magnetar.bookie.store.entrylog.at_boot import LogScan, UnreadableLogRange
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate
@@ -43,8 +43,8 @@ def places_of(simulation: Simulation) -> dict[tuple[int, int], list[tuple[int, i
     return {ids: sorted(copies) for ids, copies in found.items()}
 
 
-def rebuilt(simulation: Simulation, *, exact: bool = True) -> list[LostStretch]:
-    lost: list[LostStretch] = []
+def rebuilt(simulation: Simulation, *, exact: bool = True) -> list[UnreadableLogRange]:
+    lost: list[UnreadableLogRange] = []
     rebuild.rebuild_index(simulation.world(NODE).files, ENTRIES, 1, UUID, lost.extend, exact=exact)
     return lost
 
@@ -94,7 +94,7 @@ def test_every_record_beside_a_damaged_one_is_found_again() -> None:
                 found = [(record.start, record.end, record.ids) for record in scan.records()]
                 wanted = [(*bounds, ids_) for bounds, ids_ in where if bounds[0] != start]
                 assert found == wanted, f"{ids} harmed at {offset - start}"
-                assert scan.lost == [LostStretch(start, end)]
+                assert scan.lost == [UnreadableLogRange(start, end)]
                 disk.flip_bit(path, offset, 3)
 
     simulate(main)
@@ -107,10 +107,10 @@ def test_zeros_and_a_torn_end_are_lost_and_cut() -> None:
         file = files.open(f"{ENTRIES}/{log_files.log_name(1)}")
         end = file.size()
         file.pwrite([bytes(100_000), b"\x00\x00\x10\x00torn"], end)
-        assert rebuilt(simulation) == [LostStretch(end, end + 100_008)]
+        assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_008)]
         file.pwrite([bytes(100_000)], end)
         assert rebuilt(simulation, exact=False) == []
-        assert rebuilt(simulation) == [LostStretch(end, end + 100_000)]
+        assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_000)]
         assert file.size() == end
         assert rebuilt(simulation) == []
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format.ledger_index import Tombstone, encode
 from magnetar.bookie.store.index_files import LedgerDescriptors
-from magnetar.bookie.store.memtable import Intervals
+from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.bookie.store.table import TableLoader
@@ -18,7 +18,7 @@ SPANS = st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 6))
 
 @given(st.lists(SPANS, max_size=25), st.integers(0, 36), st.integers(0, 9))
 def test_intervals_are_a_set(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
-    intervals, model = Intervals(), set[int]()
+    intervals, model = IntegerIntervals(), set[int]()
     for adds, start, size in changes:
         span = range(start, start + size + 1)
         (intervals.add if adds else intervals.remove)(span[0], span[-1])

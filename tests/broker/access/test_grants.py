@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from magnetar.broker.access import authorizer
 from magnetar.broker.access import authorizer as module
-from magnetar.broker.access.authorizer import Grants
+from magnetar.broker.access.authorizer import AccessGrants
 from magnetar.broker.access.table_core import Rights
-from magnetar.broker.common.token_bucket import TimeSlices
+from magnetar.broker.common.token_bucket import EventLoopSlices
 from magnetar.broker.session.backlogs import IndexRange, RangeReader
 from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
@@ -155,7 +155,7 @@ async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_
     caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
     manager = acme.broker.topic_manager
     reader = RangeReader(manager, IndexRange(TOPIC, 0, 4), caller)
-    async with aclosing(reader.read_entries(TimeSlices(manager.world.clock))) as entries:
+    async with aclosing(reader.read_entries(EventLoopSlices(manager.world.clock))) as entries:
         assert (await anext(entries)).index == 0
         await acme.revoke("web", namespace=NAMESPACE)
         with pytest.raises(Unauthorized):
@@ -203,7 +203,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",)), paths.tenant("acme")))
     await put_record(inner, paths.grants("acme", "orders"), GrantsRecord(roles={"r": ("produce",)}))
     changed: list[tuple[str, str]] = []
-    grants = Grants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
+    grants = AccessGrants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
     await grants.open()
     try:
         assert await grants.get_rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
@@ -239,7 +239,7 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
     monkeypatch.setattr(module, "WATCH_RETRY_S", 0.0)
     sqlite = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
     store, clock, name = CutStore(sqlite.new_session()), Clock(), NamespaceName("acme", "orders")
-    grants = Grants(store, clock, lambda *_: None)  # type: ignore[arg-type]
+    grants = AccessGrants(store, clock, lambda *_: None)  # type: ignore[arg-type]
     await grants.open()
     try:
         await grants.get_rights(name)
@@ -260,15 +260,15 @@ async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as
 ) -> None:
     monkeypatch.setattr(authorizer, "AGAIN_S", 0.05)
     producer = await acme.producer("etl", TOPIC)
-    read, failed = Grants._read, []
+    read, failed = AccessGrants._read, []
 
-    async def fails_twice(grants: Grants, name: NamespaceName) -> Rights:
+    async def fails_twice(grants: AccessGrants, name: NamespaceName) -> Rights:
         if len(failed) < 2:
             failed.append(name)
             raise Unavailable("the metadata does not answer")
         return await read(grants, name)
 
-    monkeypatch.setattr(Grants, "_read", fails_twice)
+    monkeypatch.setattr(AccessGrants, "_read", fails_twice)
     await acme.revoke("etl", namespace=NAMESPACE)
     assert await ended(producer) < WITHIN_S
     assert len(failed) == 2
@@ -298,18 +298,18 @@ async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
     world = real_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
-    grants = Grants(inner, world.clock, lambda *place: None)
+    grants = AccessGrants(inner, world.clock, lambda *place: None)
     name = NamespaceName("acme", "jobs")
     await grants.change(name, lambda record: replace(record, roles={"etl": ("produce",)}))
-    read, told, revoked = Grants._read, asyncio.Event(), asyncio.Event()
+    read, told, revoked = AccessGrants._read, asyncio.Event(), asyncio.Event()
 
-    async def slow(grants: Grants, name: NamespaceName) -> Rights:
+    async def slow(grants: AccessGrants, name: NamespaceName) -> Rights:
         found = await read(grants, name)
         told.set()
         await revoked.wait()
         return found
 
-    monkeypatch.setattr(Grants, "_read", slow)
+    monkeypatch.setattr(AccessGrants, "_read", slow)
     asked = asyncio.create_task(grants.get_rights(name))
     await told.wait()
     await grants.change(name, lambda record: replace(record, roles={}))
@@ -327,7 +327,7 @@ async def test_names_that_strangers_ask_for_take_a_bounded_memory(
     world = real_world(1)
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.new_session()
-    grants = Grants(inner, world.clock, lambda *place: None)
+    grants = AccessGrants(inner, world.clock, lambda *place: None)
     for number in range(200):
         assert await grants.get_rights(NamespaceName("ghost", f"n{number}")) == Rights()
     assert len(grants._known) == 50

@@ -298,8 +298,8 @@ async def test_a_drain_that_is_ended_half_way_gives_away_what_it_has_begun_with(
         monkeypatch.setattr(first.topic_manager, "_unload", unload)
         assert await first.topic_manager.drain() == 0
         assert await until_served(running, first) is second
-        assert first.topic_manager.own_record is not None
-        assert not first.topic_manager.own_record.draining
+        assert first.topic_manager.own_broker_record is not None
+        assert not first.topic_manager.own_broker_record.draining
         assert await second.topic_manager.drain() == 0
         assert await until_served(running, second) is first
 
@@ -390,8 +390,8 @@ async def test_an_order_to_drain_holds_over_a_restart_until_it_is_ended(
             await (await TestProducer(running.world, second, TOPIC, name="q").opened()).send(b"there")
             await first.close()
             first = await running.add_broker(name="first", share_group="all")
-            assert first.topic_manager.own_record is not None
-            assert first.topic_manager.own_record.draining, "from its first moment"
+            assert first.topic_manager.own_broker_record is not None
+            assert first.topic_manager.own_broker_record.draining, "from its first moment"
             for number in range(8):
                 name = TopicName.parse(f"persistent://public/default/n{number}")
                 assert (await first.topic_manager.find_owner(name)).name == "second"

@@ -71,7 +71,7 @@ def test_what_was_assigned_counts_until_the_broker_reports_or_for_a_while() -> N
 
 def test_an_idle_broker_reports_nothing_and_a_change_is_reported() -> None:
     told = broker("a", busy=40, bundles=100)
-    assert not LoadReport(45, 105).is_worth_telling(told)
-    assert LoadReport(50, 100).is_worth_telling(told)
-    assert LoadReport(40, 111).is_worth_telling(told)
-    assert LoadReport(0, 1).is_worth_telling(broker("a"))
+    assert not LoadReport(45, 105).differs_enough_to_report(told)
+    assert LoadReport(50, 100).differs_enough_to_report(told)
+    assert LoadReport(40, 111).differs_enough_to_report(told)
+    assert LoadReport(0, 1).differs_enough_to_report(broker("a"))

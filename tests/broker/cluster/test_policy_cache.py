@@ -59,12 +59,12 @@ async def test_a_partition_has_the_policies_of_its_topic_its_namespace_and_the_b
 async def test_what_another_broker_changes_is_known_here(deployment: Deployment) -> None:
     assert (await deployment.book.get_applied(PARTITION)).message_ttl_s == 0
     await deployment.other.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await deployment.until(lambda: deployment.book.applied_nowait(PARTITION).message_ttl_s == 3)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).message_ttl_s == 3)
     assert NAMESPACE in deployment.told
     await deployment.other.change_policies(NAMESPACE, None, Policies(max_consumers=9))
-    await deployment.until(lambda: deployment.book.applied_nowait(PARTITION).max_consumers == 9)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_consumers == 9)
     await deployment.other.change_policies(NAMESPACE, TOPIC, Policies(), ("message_ttl_s",))
-    await deployment.until(lambda: deployment.book.applied_nowait(PARTITION).message_ttl_s == 0)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).message_ttl_s == 0)
 
 
 async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deployment: Deployment) -> None:
@@ -72,9 +72,9 @@ async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deplo
     await deployment.book.get_applied(PARTITION)
     await deployment.other.change_policies(None, None, Policies(max_producers=7, max_consumers=7))
     assert deployment.other.defaults.max_producers == 7
-    await deployment.until(lambda: deployment.book.applied_nowait(PARTITION).max_producers == 7)
-    assert deployment.book.applied_nowait(PARTITION).max_consumers == 3
-    assert deployment.book.applied_nowait(TopicName.parse("acme/shop/others")).max_consumers == 7
+    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_producers == 7)
+    assert deployment.book.get_applied_nowait(PARTITION).max_consumers == 3
+    assert deployment.book.get_applied_nowait(TopicName.parse("acme/shop/others")).max_consumers == 7
     assert deployment.told[-1] == NAMESPACE
     later = PolicyCache(deployment.store.new_session(), AppliedPolicies(max_producers=2))
     await later.open()
@@ -82,21 +82,21 @@ async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deplo
     assert (await later.get_namespace_applied(NamespaceName("acme", "elsewhere"))).max_producers == 7
     await later.change_policies(None, None, Policies(), ("max_producers", "max_consumers"))
     assert later.defaults.max_producers == 2
-    await deployment.until(lambda: deployment.book.applied_nowait(PARTITION).max_producers == 1)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(PARTITION).max_producers == 1)
     await later.close()
 
 
 async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Deployment) -> None:
     await deployment.book.get_applied(TOPIC)
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    assert deployment.book.applied_nowait(TOPIC).message_ttl_s == 3
+    assert deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 3
 
 
 async def test_a_topic_that_goes_leaves_no_policies_behind(deployment: Deployment) -> None:
     await deployment.book.get_applied(TOPIC)
     await deployment.book.change_policies(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
     await deployment.book.delete_policies(NAMESPACE, TOPIC)
-    await deployment.until(lambda: deployment.book.applied_nowait(TOPIC).message_ttl_s == 0)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 0)
     assert await deployment.book.read_set_policies(NAMESPACE, TOPIC) == Policies()
 
 
@@ -117,7 +117,7 @@ async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts
     session = deployment.store.new_session()
     await session.put(path, b"junk")
     await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
-    await deployment.until(lambda: deployment.book.applied_nowait(TOPIC).message_ttl_s == 4)
+    await deployment.until(lambda: deployment.book.get_applied_nowait(TOPIC).message_ttl_s == 4)
 
 
 async def test_what_changes_while_the_watch_is_broken_is_read_however_often_reading_fails(
@@ -140,7 +140,7 @@ async def test_what_changes_while_the_watch_is_broken_is_read_however_often_read
         await deployment.other.change_policies(other.namespace_name, None, Policies(message_ttl_s=4))
         store.failing["get"] = 3
         store.cut.clear()
-        await deployment.until(lambda: book.applied_nowait(other).message_ttl_s == 4)
-        assert [book.applied_nowait(topic).message_ttl_s for topic in (first, TOPIC)] == [1, 3]
+        await deployment.until(lambda: book.get_applied_nowait(other).message_ttl_s == 4)
+        assert [book.get_applied_nowait(topic).message_ttl_s for topic in (first, TOPIC)] == [1, 3]
     finally:
         await book.close()

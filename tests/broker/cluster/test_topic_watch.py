@@ -22,7 +22,7 @@ SPACE = NamespaceName("public", "default")
 async def forget(store: SqliteStore, catalog: Catalog, name: TopicName) -> None:
     found = await get_record(store.new_session(), topic_path(name), TopicRecord)
     assert found is not None
-    still = await catalog.make_unchanged_check(name, found[0])
+    still = await catalog.make_topic_unchanged_check(name, found[0])
     assert still is not None
     await catalog.delete_topic_record(name, [], still)
 
@@ -96,7 +96,7 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
         await forget(store, catalog, topic("b").with_partition(number))
     ended = await catalog.get_partitioned(topic("b"))
     assert ended is not None
-    still = await catalog.make_partitioned_check(topic("b"), ended)
+    still = await catalog.make_partition_count_check(topic("b"), ended)
     assert still is not None
     await catalog.delete_partitioned_record(topic("b"), still)
     follower.follow()

@@ -1,6 +1,6 @@
 """What applies to a topic: topic > namespace > broker, field by field."""
 
-from magnetar.broker.common.config import NAMES, BrokerConfig, resolve_policies, to_policies
+from magnetar.broker.common.config import NAMES, BrokerConfig, make_policies, resolve_policies
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.policies import Policies, check
 
@@ -27,6 +27,6 @@ def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
 
 
 def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
-    shown = to_policies(AppliedPolicies())
+    shown = make_policies(AppliedPolicies())
     assert None not in {getattr(shown, name) for name in NAMES}
     assert check(shown) == shown

@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.token_bucket import RESOLUTION_S, RateLimit, TokenBucket, count_allowed, longest_delay_s
+from magnetar.broker.common.token_bucket import (
+    RESOLUTION_S,
+    RateLimit,
+    TokenBucket,
+    count_allowed,
+    delay_of_all_rates_s,
+)
 
 
 class Entry(NamedTuple):
@@ -74,7 +80,7 @@ def test_of_several_rates_the_slowest_counts_and_says_so() -> None:
     fast, slow = RateLimit(messages=1000, now=0.0), RateLimit(messages=10, now=0.0)
     for rate in (fast, slow):
         rate.spend(20, 0, 0.0)
-    assert longest_delay_s([fast, slow], 0.0) == 1.0
+    assert delay_of_all_rates_s([fast, slow], 0.0) == 1.0
     assert (fast.throttled, slow.throttled) == (0, 1)
 
 

@@ -14,7 +14,7 @@ from magnetar.broker.common import token_bucket as turns
 from magnetar.broker.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
-from magnetar.broker.topic.dedup_core import Dedup
+from magnetar.broker.topic.dedup_core import DedupCore
 from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -115,7 +115,7 @@ async def settled(running: Cluster, topics: list[str]) -> None:
     """Nothing is connected to these topics."""
     async with asyncio.timeout(10):
         here = running.brokers[0].topics
-        while any(here[topic].user_count for topic in topics if topic in here):  # noqa: ASYNC110
+        while any(here[topic].connected_client_count for topic in topics if topic in here):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -230,7 +230,7 @@ async def test_a_publish_without_credit_closes_its_id_and_no_other(tmp_path: Pat
         assert isinstance(from_wire(frames[-1].closed), BackPressure)
         raw.publish(2, 0)
         assert (await raw.kind(2, "receipt")).index == 0
-        assert running.brokers[0].topics[T + "1"].user_count == 0
+        assert running.brokers[0].topics[T + "1"].connected_client_count == 0
         await raw.close()
 
 
@@ -247,7 +247,7 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     assert topic.log.next_index == 0, "what comes while the gate is closed is not published"
     assert not raw.came.get(1)
     topic.maintenance.quota = None
-    topic.gate.resume_waiting()
+    topic.gate.resume_queued_publishes()
     assert [(await raw.kind(1, "receipt")).sequence_id for _ in range(5)] == list(range(5))
 
 
@@ -257,7 +257,7 @@ async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: R
     topic.maintenance.quota = BacklogQuotaState.HOLD
     assert (await raw.producer(2)).credit == 0
     topic.maintenance.quota = None
-    topic.gate.resume_waiting()
+    topic.gate.resume_queued_publishes()
     assert await raw.kind(2, "credit") == raw.running.brokers[0].topic_manager.config.pending_bytes
 
 
@@ -280,7 +280,7 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     assert memory.held < 1_000, "what waited is forgotten"
     assert (await raw.producer(2, name="p1")).credit == 0
     topic.maintenance.quota = None
-    topic.gate.resume_waiting()
+    topic.gate.resume_queued_publishes()
     await raw.kind(2, "credit")
     for number in range(4):
         raw.publish(2, number, name="p1")
@@ -436,7 +436,7 @@ async def test_ids_that_were_never_opened_or_are_used_twice_are_answered_for_the
     raw.send(4, open_producer=wire.OpenProducer(topic=T))
     assert isinstance(await raw.error(4), InvalidRequest)
     await raw.producer(6, name="p5")
-    assert raw.running.brokers[0].topics[T].user_count == 1, "the first holder of id 5 has left"
+    assert raw.running.brokers[0].topics[T].connected_client_count == 1, "the first holder of id 5 has left"
 
 
 async def test_frames_before_and_after_the_life_of_an_id(raw: Raw) -> None:
@@ -544,11 +544,11 @@ async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
 async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Dedup, "last_sequence_id", lambda *_: 1 // 0)
+    monkeypatch.setattr(DedupCore, "last_sequence_id", lambda *_: 1 // 0)
     raw.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
     assert isinstance(await raw.error(1), InternalError)
     monkeypatch.undo()
-    assert not raw.running.brokers[0].topics[T].user_count
+    assert not raw.running.brokers[0].topics[T].connected_client_count
     await raw.producer(2, name="p1")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of
+from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.message_id import MessageId
@@ -39,7 +39,7 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
         async with AdminClient(url_of(running, 1)) as other:
             await other.topic_stats("many-partition-0")  # who is asked next takes it
             count = (await other.namespace(SPACE)).bundles
-            kept = bundle_name_of(TopicName.parse("many-partition-0"), count)
+            kept = bundle_name_of_topic(TopicName.parse("many-partition-0"), count)
             assert (len(one.loaded), len(two.loaded)) == (0, 1)
             free = next(bundle for number in range(count) if (bundle := bundle_name(number, count)) != kept)
             assert (await admin.unload_namespace(SPACE, free)).topics == 0

@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.cluster.catalog import CatalogLimits
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.reader import IndexedPosition
+from magnetar.broker.log.reader import PositionOfIndex
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord
 from magnetar.metadata.store import put_record
@@ -286,7 +286,7 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
     locate = topic.log.reader.locate_time
 
-    async def locate_while_it_is_lost(time_ms: int) -> IndexedPosition:
+    async def locate_while_it_is_lost(time_ms: int) -> PositionOfIndex:
         place = await locate(time_ms)
         topic.abandon(NotOwner("another broker has it"))
         return place
@@ -295,7 +295,9 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     with pytest.raises(NotOwner):
         await deployment.call("Offsets", asked)
     with pytest.raises(NotOwner):
-        topic.registry.register_transient(topic.registry.make_transient("late", topic.log.shape.start))
+        topic.registry.register_nondurable_subscription(
+            topic.registry.make_nondurable_subscription("late", topic.log.shape.start)
+        )
 
 
 async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:
@@ -320,7 +322,7 @@ async def test_close_stores_what_was_acknowledged_without_receipt(deployment: De
     await consumer.receive()
     consumer.requests = 9
     await consumer.ask(close=9)
-    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.is_dirty
+    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.has_unstored_changes
 
 
 # ------------------------------------------------------------------------------------------- read, offsets

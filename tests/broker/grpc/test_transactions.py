@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Settlement, state_of_join
+from magnetar.broker.common.transactions import Settlement, txn_state_of_join_answer
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
@@ -67,7 +67,7 @@ class Client:
         return TxnId(found.first.most, found.first.least)
 
     async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
-        return state_of_join(await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic)))
+        return txn_state_of_join_answer(await self.broker.topic_manager.transactions.join(txn, TopicName.parse(topic)))
 
     async def end(
         self, txn: TxnId, verb: str = "COMMIT", *topics: str, visible: bool = False
@@ -174,7 +174,7 @@ async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
 
     other = Client(await running.add_broker(), running)
     await running.sessions[0].close()
-    await other.broker.topic_manager.transactions.load_unowned()
+    await other.broker.topic_manager.transactions.load_unowned_coordinators()
     await settled.wait(1)
     assert settled.told[0][1].txn == committed
     assert await other.status(committed) is TxnState.COMMITTED
@@ -220,7 +220,7 @@ async def test_another_broker_says_who_has_the_coordinator_and_joins_there(
 
 async def test_a_broker_without_transactions_loads_nothing(client: Client) -> None:
     await client.make_topic()
-    await client.broker.topic_manager.transactions.load_unowned()
+    await client.broker.topic_manager.transactions.load_unowned_coordinators()
     assert client.broker.topic_manager.transactions.loaded_coordinators == []
     with pytest.raises(NotFound):
         await client.call("Find", wire.FindCoordinator(coordinator=16))

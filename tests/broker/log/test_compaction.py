@@ -14,7 +14,7 @@ from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import ANY, Operation, Put, Versioned
+from magnetar.metadata.store import ANY, Operation, Put, VersionedValue
 from magnetar.proto.entry import encode_broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
@@ -65,7 +65,7 @@ class Bench:
     def __init__(self) -> None:
         self.storage = Storage()
         record = TopicRecord(ledgers=(TopicLedger(ledger_id=LEDGER, first_index=0),))
-        self.storage.nodes[topic_path(NAME)] = Versioned(encode(record, topic_path(NAME)), 0)
+        self.storage.nodes[topic_path(NAME)] = VersionedValue(encode(record, topic_path(NAME)), 0)
         self.entries: list[bytes] = []
         self.latest: dict[str, tuple[int, bytes]] = {}
 
@@ -195,7 +195,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
         session.get = lost  # type: ignore[method-assign, assignment]
         raise Unknown("no answer")
 
-    async def lost(path: str) -> Versioned | None:
+    async def lost(path: str) -> VersionedValue | None:
         raise Unknown("no answer")
 
     async def delete(what: str | int, expected: int = ANY) -> None:

@@ -79,7 +79,7 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     found = [shape.span_of_index(index) for index in (5, 6, 13, 14, 19)]
     assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
     assert [shape.count_messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
-    assert [shape.index_ahead(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [
+    assert [shape.index_after_messages(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [
         0,
         5,
         14,
@@ -89,4 +89,4 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
         20,
         20,
     ]
-    assert [shape.index_ahead(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]
+    assert [shape.index_after_messages(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]

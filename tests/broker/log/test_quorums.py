@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import quorum_risks
+from magnetar.broker.log.log_shape_core import describe_quorum_risks
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ from magnetar.broker.log.log_shape_core import quorum_risks
     ],
 )
 def test_each_risk_is_named(shape: tuple[int, int, int], bookies: int, words: list[str]) -> None:
-    found = quorum_risks(*shape, bookies)
+    found = describe_quorum_risks(*shape, bookies)
     assert len(found) == len(words)
     assert all(word in text for word, text in zip(words, found, strict=True))

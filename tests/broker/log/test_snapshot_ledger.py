@@ -15,9 +15,9 @@ from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedge
 from magnetar.broker.topic import dedup_format as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
-from magnetar.ledger.placement_core import Shrink
+from magnetar.ledger.placement_core import ReplicationShortfall
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import Put, Versioned, update_node
+from magnetar.metadata.store import Put, VersionedValue, update_node
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.process import real_world
@@ -62,7 +62,7 @@ class Owner:
         session: Any = self.session
         attempts = 0
 
-        def transform(node: Versioned | None) -> bytes:
+        def transform(node: VersionedValue | None) -> bytes:
             nonlocal attempts
             attempts += 1
             assert node is not None
@@ -96,7 +96,7 @@ class Owner:
         return done
 
 
-def _named(node: Versioned | None) -> bytes:
+def _named(node: VersionedValue | None) -> bytes:
     return b"-1" if node is None else node.value.split()[1]
 
 
@@ -269,11 +269,12 @@ async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becom
     topic, world = TopicName.parse("t"), real_world(1)
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     first, second = [
-        ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
+        ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy,
+        shrink=ReplicationShortfall.NOTHING)
         for _ in range(2)
     ]
     await first.read_list()
-    draft = await first.draft_ledger()
+    draft = await first.make_next_ledger_record()
     assert not storage.ledgers, "a draft is not stored"
     honest = session.commit
 
@@ -306,7 +307,7 @@ async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_agai
     topic = TopicName.parse("t")
     await session.put(topic_path(topic), encode(TopicRecord(), topic_path(topic)))
     ledger = ManagedLedger(
-        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING
+        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=ReplicationShortfall.NOTHING
     )
     await ledger.read_list()
     honest, tried = ManagedLedgerRecord.change, list[int]()

@@ -19,7 +19,7 @@ from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.managed_ledger import TopicFenced, topic_path
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
-from magnetar.ledger.sender import FutureAppend
+from magnetar.ledger.sender import AppendWithFuture
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore
@@ -513,7 +513,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     push = writer.push
 
     def unanswered(publish: Publish) -> None:
-        push(FutureAppend(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
+        push(AppendWithFuture(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
         owner.log._appender.on_append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)

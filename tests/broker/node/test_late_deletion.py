@@ -182,7 +182,7 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
         url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
         async with AdminClient(url) as admin:
             await made_with(admin)
-            still = Catalog.make_unchanged_check
+            still = Catalog.make_topic_unchanged_check
 
             async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
                 found = await still(self, topic, ended)
@@ -190,7 +190,7 @@ async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_gra
                 return found
 
             with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "make_unchanged_check", seen)
+                patched.setattr(Catalog, "make_topic_unchanged_check", seen)
                 with pytest.raises(NotOwner, match="taken over"):
                     await broker.topic_manager.delete_topic(NAME, force=True)
             assert [each.version for each in await admin.schemas(TOPIC)] == [0]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from magnetar.broker.node import load_turns
-from magnetar.broker.node.load_turns import LoadTurns
+from magnetar.broker.node.load_turns import TopicLoadQueue
 from magnetar.runtime.clock import SystemClock
 
 
@@ -15,20 +15,20 @@ async def _settled() -> None:
 
 
 async def test_no_more_than_so_many_at_a_time_and_those_of_producers_first() -> None:
-    turns, begun, ends = LoadTurns(2, SystemClock()), list[str](), dict[str, asyncio.Event]()
+    turns, begun, ends = TopicLoadQueue(2, SystemClock()), list[str](), dict[str, asyncio.Event]()
 
     async def load(name: str) -> None:
         ends[name] = asyncio.Event()
-        async with turns.make_turn(name):
+        async with turns.make_load_turn(name):
             begun.append(name)
             await ends[name].wait()
 
-    turns.prioritize_topic("p0")
+    turns.prioritize_topic_load("p0")
     tasks = [asyncio.create_task(load(name)) for name in ("c0", "c1", "c2", "c3", "p0", "c4")]
     await _settled()
     assert begun == ["c0", "c1"]
     assert len(turns) == 4
-    turns.prioritize_topic("c3")  # a producer comes, too
+    turns.prioritize_topic_load("c3")  # a producer comes, too
     for name in ("c0", "c1", "p0", "c3", "c2", "c4"):
         ends[name].set()
         await _settled()
@@ -37,10 +37,10 @@ async def test_no_more_than_so_many_at_a_time_and_those_of_producers_first() -> 
 
 
 async def test_who_gives_up_while_waiting_passes_the_turn_on() -> None:
-    turns, begun, end = LoadTurns(1, SystemClock()), list[int](), asyncio.Event()
+    turns, begun, end = TopicLoadQueue(1, SystemClock()), list[int](), asyncio.Event()
 
     async def load(number: int) -> None:
-        async with turns.make_turn(str(number)):
+        async with turns.make_load_turn(str(number)):
             begun.append(number)
             await end.wait()
 
@@ -55,7 +55,7 @@ async def test_who_gives_up_while_waiting_passes_the_turn_on() -> None:
     end.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(turns) == 0
-    async with turns.make_turn("again"):
+    async with turns.make_load_turn("again"):
         begun.append(9)
     assert begun[-1] == 9
 
@@ -64,18 +64,18 @@ async def test_a_load_that_does_not_end_delays_no_other_and_a_failed_one_ends_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(load_turns, "TURN_S", 0.01)
-    turns, never = LoadTurns(1, SystemClock()), asyncio.Event()
+    turns, never = TopicLoadQueue(1, SystemClock()), asyncio.Event()
 
     async def stuck() -> None:
-        async with turns.make_turn("stuck"):
+        async with turns.make_load_turn("stuck"):
             await never.wait()
 
     task = asyncio.create_task(stuck())
     await _settled()
     with pytest.raises(ValueError, match="broken"):
-        async with turns.make_turn("next"):  # after TURN_S
+        async with turns.make_load_turn("next"):  # after TURN_S
             raise ValueError("broken")
-    async with turns.make_turn("last"):
+    async with turns.make_load_turn("last"):
         never.set()
         await task
 
@@ -85,23 +85,23 @@ async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_to
 ) -> None:
     """A slow machine: turns that end too soon would make it slower still, until no load ends in time."""
     monkeypatch.setattr(load_turns, "TURN_S", 0.01)
-    turns, second = LoadTurns(1, SystemClock()), asyncio.Event()
+    turns, second = TopicLoadQueue(1, SystemClock()), asyncio.Event()
 
     async def load() -> None:
-        async with turns.make_turn("second"):
+        async with turns.make_load_turn("second"):
             second.set()
 
-    async with turns.make_turn("first"):
+    async with turns.make_load_turn("first"):
         task = asyncio.create_task(load())
         await second.wait()  # the turn of the first one is over before its load is
     await task
     before = turns.turn_timeout_s
     assert 0.01 < before <= load_turns.TURN_S_MAX
     with pytest.raises(ValueError, match="broken"):
-        async with turns.make_turn("failed"):
+        async with turns.make_load_turn("failed"):
             raise ValueError("broken")
     assert turns.turn_timeout_s == before, "how long a failure takes says nothing"
     for _ in range(100):
-        async with turns.make_turn("quick"):
+        async with turns.make_load_turn("quick"):
             pass
     assert turns.turn_timeout_s == pytest.approx(0.01)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.scrape import stand_in
-from magnetar.broker.node.survey import SURVEY_S, TOP, Surveyor
+from magnetar.broker.node.survey import SURVEY_S, TOP, TopicSurveyRunner
 
 
 class _Clock:
@@ -16,9 +16,9 @@ class _Clock:
         return self.now
 
 
-def surveyor(topics: dict[str, Any]) -> tuple[Surveyor, _Clock]:
+def surveyor(topics: dict[str, Any]) -> tuple[TopicSurveyRunner, _Clock]:
     clock = _Clock()
-    return Surveyor(clock, lambda: topics.values()), clock  # type: ignore[arg-type]
+    return TopicSurveyRunner(clock, lambda: topics.values()), clock  # type: ignore[arg-type]
 
 
 async def test_a_walk_adds_up_all_topics_and_each_namespace() -> None:
@@ -91,10 +91,10 @@ async def test_an_age_that_is_not_known_is_read_after_the_walk() -> None:
 
     async def oldest(subscription: Any) -> int:
         read.append(subscription.name)
-        topic.maintenance.known_oldest_ms = lambda subscription: 77
+        topic.maintenance.oldest_arrival_ms_in_memory = lambda subscription: 77
         return 77
 
-    topic.maintenance = SimpleNamespace(known_oldest_ms=lambda subscription: 0, oldest_arrival_ms=oldest)
+    topic.maintenance = SimpleNamespace(oldest_arrival_ms_in_memory=lambda subscription: 0, oldest_arrival_ms=oldest)
     walker, clock = surveyor({"1": topic})
     assert not (await walker.take()).largest["age"]
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame
+from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame
 from magnetar.broker.pulsar.protocol import PulsarProtocol
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
@@ -39,7 +39,7 @@ class Raw:
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
-        self._frames = FrameCutter(64 << 20)
+        self._frames = PulsarFrameSplitter(64 << 20)
         self._came: list[tuple[str, Any, bytes]] = []
 
     @classmethod

@@ -407,7 +407,9 @@ def test_a_reader_goes_on_where_its_seek_went(by_time: bool) -> None:
         await asyncio.sleep(5)
 
     broker = simulate(scenario)
-    assert not [topic for topic in broker.topics.values() if topic.user_count], "nothing of the connection is left"
+    assert not [
+        topic for topic in broker.topics.values() if topic.connected_client_count
+    ], "nothing of the connection is left"
 
 
 def test_unsubscribing_takes_force_while_others_are_connected() -> None:
@@ -826,7 +828,7 @@ def test_a_connection_that_is_lost_leaves_nothing() -> None:
         await asyncio.sleep(5)
 
     broker = simulate(scenario)
-    assert not [topic for topic in broker.topics.values() if topic.user_count]
+    assert not [topic for topic in broker.topics.values() if topic.connected_client_count]
 
 
 def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata() -> None:
@@ -894,7 +896,7 @@ class OneConnection:
     def start_request(self, work: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(work)
 
-    def start_leaving(self, work: Any) -> None:
+    def start_uncancelled_cleanup(self, work: Any) -> None:
         self.leaving.append(work)
 
     def find_replaced_instance(self, *of: object) -> str:

@@ -12,8 +12,8 @@ from magnetar.broker.pulsar import translate
 from magnetar.broker.pulsar.frames import (
     CHUNK_BYTES,
     SPARE_BYTES_MAX,
-    FrameCutter,
-    SpareBuffer,
+    PulsarFrameSplitter,
+    SharedReceiveBuffer,
     encode_frame,
     encode_message_head,
     encode_receipt,
@@ -30,7 +30,7 @@ from magnetar.proto.states import AckedEntry
 from tests.support.steps import slowness
 
 
-def fed(frames: FrameCutter, data: bytes) -> Iterator[bytes]:
+def fed(frames: PulsarFrameSplitter, data: bytes) -> Iterator[bytes]:
     """The frames that the bytes complete, which come as a stream gives them."""
     while data:
         room = frames.read_buffer()
@@ -43,7 +43,7 @@ def fed(frames: FrameCutter, data: bytes) -> Iterator[bytes]:
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(struct.pack(">II", 4 + len(each), len(each)) + each for each in bodies)
-    frames, found, at = FrameCutter(1000), [], 0
+    frames, found, at = PulsarFrameSplitter(1000), [], 0
     while at < len(stream):
         cut = cuts[len(found) % len(cuts)]
         found += [each[4:] for each in fed(frames, stream[at : at + cut])]
@@ -54,11 +54,11 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[
 @pytest.mark.parametrize("size", [0, 1, 3, 1001, 1 << 31, (1 << 32) - 1])
 def test_a_frame_of_a_wrong_size_is_refused_by_its_first_four_bytes(size: int) -> None:
     with pytest.raises(InvalidRequest, match=f"a frame of {size} bytes"):
-        list(fed(FrameCutter(1000), struct.pack(">I", size)))
+        list(fed(PulsarFrameSplitter(1000), struct.pack(">I", size)))
 
 
 def test_a_large_frame_in_small_pieces_costs_linear_work() -> None:
-    frames, body = FrameCutter(1 << 25), bytes(1 << 24)
+    frames, body = PulsarFrameSplitter(1 << 25), bytes(1 << 24)
     stream = struct.pack(">II", 4 + len(body), len(body)) + body
     began = time.process_time()
     found = [each for at in range(0, len(stream), 1000) for each in fed(frames, stream[at : at + 1000])]
@@ -68,7 +68,9 @@ def test_a_large_frame_in_small_pieces_costs_linear_work() -> None:
 
 @given(st.lists(st.integers(0, 300_000), min_size=1, max_size=6), st.integers(1_000, 200_000))
 def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(sizes: list[int], cut: int) -> None:
-    frames, stream = FrameCutter(1 << 20), b"".join(struct.pack(">I", 4 + size) + bytes(4 + size) for size in sizes)
+    frames, stream = PulsarFrameSplitter(1 << 20), b"".join(
+        struct.pack(">I", 4 + size) + bytes(4 + size) for size in sizes
+    )
     found, before = [], 0
     for at in range(0, len(stream), cut):
         for each in fed(frames, stream[at : at + cut]):
@@ -81,7 +83,7 @@ def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(siz
 
 
 def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
-    frames, stream = FrameCutter(5 << 20), struct.pack(">II", 200_000, 20) + bytes(199_996)
+    frames, stream = PulsarFrameSplitter(5 << 20), struct.pack(">II", 200_000, 20) + bytes(199_996)
     room = frames.read_buffer()
     pieces, at = [], 0
     while at < len(stream):
@@ -96,9 +98,9 @@ def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
 
 
 def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
-    spare, body = SpareBuffer(), bytes(range(256)) * 400
+    spare, body = SharedReceiveBuffer(), bytes(range(256)) * 400
     stream = struct.pack(">II", 4 + len(body), len(body)) + body
-    one, two = FrameCutter(1 << 20, spare), FrameCutter(1 << 20, spare)
+    one, two = PulsarFrameSplitter(1 << 20, spare), PulsarFrameSplitter(1 << 20, spare)
     assert list(fed(one, stream)) == [stream[4:]]
     assert one.held_bytes == 0, "who waits holds no buffer"
     assert not list(fed(two, stream[:10]))
@@ -109,15 +111,15 @@ def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
 
 
 def test_a_very_large_buffer_does_not_stay() -> None:
-    spare = SpareBuffer()
-    frames, size = FrameCutter(8 << 20, spare), SPARE_BYTES_MAX + 1
+    spare = SharedReceiveBuffer()
+    frames, size = PulsarFrameSplitter(8 << 20, spare), SPARE_BYTES_MAX + 1
     assert len(list(fed(frames, struct.pack(">II", size, 1) + bytes(size - 4)))) == 1
     frames.read_buffer()
     assert frames.held_bytes <= CHUNK_BYTES
 
 
 def test_a_frame_that_is_only_announced_takes_no_memory() -> None:
-    frames = FrameCutter(5 << 20)
+    frames = PulsarFrameSplitter(5 << 20)
     assert not list(fed(frames, struct.pack(">II", 5 << 20, 20)))
     assert frames.held_bytes == CHUNK_BYTES
 

@@ -88,7 +88,7 @@ async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
         for number in range(5):
             publishing.publish(number)
         topic.maintenance.quota = None
-        topic.gate.resume_waiting()
+        topic.gate.resume_queued_publishes()
         assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
 
 

@@ -57,7 +57,7 @@ async def test_a_set_of_entries_is_one_ack_and_frees_who_holds_them(running: Clu
     topic = running.brokers[0].topics[TOPIC]
     subscription = topic.find_subscription("s")
     assert (subscription.dispatcher.unacked, subscription.cursor.hole_entries) == (50, 50)
-    assert not subscription.cursor.is_dirty
+    assert not subscription.cursor.has_unstored_changes
     beyond = wire.EntrySet(ledger_id=ledger, entries=BitMap(range(60, 1000)).serialize())
     mine.frame(redeliver=wire.Redeliver(ledgers=[beyond]))
     again = [await mine.receive() for _ in range(20)]
@@ -108,9 +108,9 @@ async def test_with_receipts_acknowledging_returns_when_it_is_durable(running: C
     await mine.acknowledge(messages[7:18])
     topic = running.brokers[0].topics[TOPIC]
     cursor = topic.find_subscription("s").cursor
-    assert not cursor.is_dirty, "the broker flushes once an hour: the receipt came after a write"
+    assert not cursor.has_unstored_changes, "the broker flushes once an hour: the receipt came after a write"
     await mine.acknowledge_cumulative(messages[2])
-    assert not cursor.is_dirty
+    assert not cursor.has_unstored_changes
     await mine.acknowledge(messages[3])
     await client.close()
     client, again = await sdk(running)

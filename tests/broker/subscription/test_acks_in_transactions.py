@@ -144,7 +144,7 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     mine = await consumer(running, type=type_)
     deliveries = await received(mine, 4)
     await ack_in(mine, X, deliveries[1])
-    assert not subscription_of(running).cursor.is_dirty, (
+    assert not subscription_of(running).cursor.has_unstored_changes, (
         "the broker flushes once an hour: the answer came after a write"
     )
     mine.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=1)]))
@@ -163,7 +163,7 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     subscription.settle(X, committed)
     subscription.settle(X, committed)
     await subscription.wait_durable()
-    assert not subscription.cursor.is_dirty
+    assert not subscription.cursor.has_unstored_changes
     assert subscription.pending_transactions == ()
     if committed:
         await mine.ack(*[each for each in deliveries if each.entry_id != 1])
@@ -289,7 +289,7 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
     await mine.ack(deliveries[0])
     await ack_in(mine, Y, deliveries[1])
     subscription = subscription_of(running)
-    before, writes = subscription.cursor.copy_state(), subscription.store.writes if subscription.store else 0
+    before, writes = subscription.cursor.copy_cursor_state(), subscription.store.writes if subscription.store else 0
     unacked = subscription.dispatcher.unacked
     beyond = wire.EntrySet(ledger_id=deliveries[0].ledger_id, entries=BitMap([3, 9]).serialize())
     nonsense = wire.EntrySet(ledger_id=deliveries[0].ledger_id, entries=b"\x00nothing")
@@ -301,12 +301,12 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
             await ack_in(mine, X, deliveries[2], ledgers=ledgers)
     with pytest.raises(NotAllowed, match="cumulative"):
         await ack_in(mine, X, deliveries[2], kind=wire.Ack.CUMULATIVE)
-    assert (subscription.cursor.copy_state(), subscription.dispatcher.unacked) == (before, unacked)
+    assert (subscription.cursor.copy_cursor_state(), subscription.dispatcher.unacked) == (before, unacked)
     await subscription.wait_durable()
     assert subscription.store is not None
     assert subscription.store.writes == writes
     await ack_in(mine, Y, deliveries[1])
-    assert subscription.cursor.copy_state() == before, "what is pending in it already was taken again"
+    assert subscription.cursor.copy_cursor_state() == before, "what is pending in it already was taken again"
 
 
 async def test_a_plain_acknowledgement_of_what_is_pending_is_refused_and_the_rest_of_the_request_counts(
@@ -391,7 +391,7 @@ async def test_a_join_delays_no_other_frame_and_its_acknowledgement_is_answered_
     answer = await mine.next("done")
     assert (answer.request_id, answer.HasField("error")) == (0, False)
     assert subscription_of(running).pending_transactions == (X,)
-    assert not subscription_of(running).cursor.is_dirty
+    assert not subscription_of(running).cursor.has_unstored_changes
 
 
 async def test_a_transaction_that_ends_while_the_topic_joins_it_takes_nothing(running: Cluster) -> None:

@@ -155,7 +155,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries, indexes=Indexes, known=st.booleans())
     def ack_part(self, entry: int, indexes: set[int], known: bool) -> None:
-        self.cursor.ack_bits(POSITIONS[entry], bits_of_indexes(indexes), BATCH if known else 0)
+        self.cursor.ack_messages_of_batch(POSITIONS[entry], bits_of_indexes(indexes), BATCH if known else 0)
         self.model |= self._free(self._messages(entry, indexes))
 
     @rule(txn=Txns, entry=Entries, indexes=st.one_of(st.just(set(range(BATCH))), Indexes))
@@ -163,7 +163,7 @@ class CursorModel(RuleBasedStateMachine):
         wanted, messages = TxnAcks(), self._messages(entry, indexes)
         wanted.add(POSITIONS[entry], bits_of_indexes(indexes) if len(indexes) < BATCH else 0, BATCH)
         new = pending_acks.judge(self.cursor, txn, wanted)
-        if isinstance(new, pending_acks.Clash):
+        if isinstance(new, pending_acks.AckRefused):
             assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
         else:
             pending_acks.add_pending(self.cursor, txn, new)
@@ -172,7 +172,7 @@ class CursorModel(RuleBasedStateMachine):
     @rule(txn=Txns, entry=Entries)
     def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
         new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
-        if not isinstance(new, pending_acks.Clash):
+        if not isinstance(new, pending_acks.AckRefused):
             pending_acks.add_pending(self.cursor, txn, new)
             self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
 
@@ -185,7 +185,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries)
     def its_size_becomes_known(self, entry: int) -> None:
-        self.cursor.learn_batch_size(POSITIONS[entry], BATCH)
+        self.cursor.set_batch_size_if_unknown(POSITIONS[entry], BATCH)
 
     @rule(entry=Entries)
     def ack_up_to(self, entry: int) -> None:
@@ -252,7 +252,7 @@ class CursorModel(RuleBasedStateMachine):
 
         self.run(work())
         self.stored = self.state()
-        assert not self.cursor.is_dirty
+        assert not self.cursor.has_unstored_changes
 
     @rule(writes=st.integers(0, 12), lands=st.booleans())
     def die_while_storing(self, writes: int, lands: bool) -> None:

@@ -97,7 +97,7 @@ async def test_an_ack_without_receipt_is_durable_after_a_while_and_at_close(benc
     ack(cursor, 0)
     cursor.schedule_write()
     async with asyncio.timeout(10):
-        while cursor.cursor.is_dirty:  # noqa: ASYNC110
+        while cursor.cursor.has_unstored_changes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     ack(cursor, 1)
     cursor.schedule_write()
@@ -131,7 +131,7 @@ async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, mo
     gate[0].set_result(await held[0])
     await receipt
     assert cursor.cursor.persisted_mark == (10, 0)
-    assert cursor.cursor.is_dirty
+    assert cursor.cursor.has_unstored_changes
 
 
 async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

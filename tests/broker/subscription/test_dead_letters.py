@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.subscription import dead_letters
 from magnetar.broker.subscription.dead_letters import Forward
-from magnetar.broker.topic.storage import DurableStorage
+from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
@@ -55,7 +55,7 @@ def told_by(delivery: wire.Delivery) -> dict[str, str]:
 def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: Forward) -> None:
     """Topics that are loaded from here on send their dead letters that way."""
     session = running.brokers[0].topic_manager._open()
-    assert isinstance(session.storage, DurableStorage)
+    assert isinstance(session.storage, DurableTopicStorage)
     storage = msgspec.structs.replace(session.storage, forward=lambda source, *letters: way(*letters))
     monkeypatch.setattr(session, "storage", storage)
 
@@ -194,7 +194,7 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert await mine.quiet(), "an hour"
         subscription = running.brokers[0].topics[TOPIC].find_subscription("s")
         async with asyncio.timeout(10):
-            while subscription.cursor.is_dirty:
+            while subscription.cursor.has_unstored_changes:
                 await subscription.wait_durable()
         assert len(subscription.dispatcher.held) == 1
         await mine.close()

@@ -313,7 +313,7 @@ async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is
         payloads = await delayed(at, 200, 5000)  # due soon: sealed all the same
         delays = subscription(at).delayed
         assert delays is not None
-        await until(lambda: delays._sealing is None and not delays.core.must_seal)
+        await until(lambda: delays._sealing is None and not delays.core.must_make_bucket)
         assert delays.core.bucket_count > 0
         assert delays.core.count == 200
         assert subscription(at).pump.blocked is Blocked.DELAYED

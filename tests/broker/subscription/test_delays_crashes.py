@@ -81,7 +81,7 @@ class Life:
     async def pass_time(self, until_ms: int) -> None:
         while self.now_ms < until_ms and not self.session.dead.is_set():
             self.now_ms += 500
-            for load in self.delays.take_loads(self.now_ms):
+            for load in self.delays.take_segment_reads(self.now_ms):
                 self.driver._spawn(self.driver._load(load))
             await self.settled()
             for position in self.delays.take_due(self.now_ms, 100):
@@ -162,10 +162,10 @@ async def merged(life: Life) -> None:
 
 
 async def merges(life: Life) -> None:
-    for load in life.delays.take_loads(life.now_ms):
+    for load in life.delays.take_segment_reads(life.now_ms):
         life.driver._spawn(life.driver._load(load))
     await life.settled()
-    if life.delays.must_seal:
+    if life.delays.must_make_bucket:
         life.driver._seal()
     await life.settled()
     life.driver._drop(life.delays.take_drained())

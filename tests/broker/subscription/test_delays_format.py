@@ -8,11 +8,11 @@ from pyroaring import BitMap
 from magnetar.broker.subscription import delays_format as stored
 from magnetar.broker.subscription.core.delay_buckets import (
     KEY_BYTES,
-    BucketDraft,
-    decode_places,
+    UnstoredDelayBucket,
+    decode_entries_by_ledger,
     delay_key_of,
-    make_draft,
-    position_of,
+    make_unstored_bucket,
+    position_of_delay_key,
 )
 from magnetar.proto.names import Position
 
@@ -23,11 +23,11 @@ EXAMPLE = (
 )
 
 
-def draft_of(keys: list[int]) -> BucketDraft:
+def draft_of(keys: list[int]) -> UnstoredDelayBucket:
     held: dict[int, BitMap] = {}
-    for position in map(position_of, keys):
+    for position in map(position_of_delay_key, keys):
         held.setdefault(position[0], BitMap()).add(position[1])
-    return make_draft(keys, held)
+    return make_unstored_bucket(keys, held)
 
 
 def a_bucket(entries: int = 5000, seed: int = 1) -> list[bytes]:
@@ -45,7 +45,7 @@ def test_the_bytes_are_those_of_the_example() -> None:
     assert stored.decode_segment(entries[0], 0).hex() == EXAMPLE[0][-40:]
     (segment,) = stored.decode_directory(entries[1], 1)
     assert segment[:3] == (1000, 1000, 1)
-    assert [(ledger, list(bits)) for ledger, bits in decode_places(segment.places)] == [(7, [3])]
+    assert [(ledger, list(bits)) for ledger, bits in decode_entries_by_ledger(segment.places)] == [(7, [3])]
 
 
 def test_what_is_encoded_comes_back() -> None:
@@ -55,7 +55,12 @@ def test_what_is_encoded_comes_back() -> None:
     keys = b"".join(bodies)
     assert keys == b"".join(sorted(keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)))
     assert [segment.keys for segment in segments] == [len(body) // KEY_BYTES for body in bodies] == [2000, 2000, 1000]
-    places = {(ledger, each) for segment in segments for ledger, bits in decode_places(segment.places) for each in bits}
+    places = {
+        (ledger, each)
+        for segment in segments
+        for ledger, bits in decode_entries_by_ledger(segment.places)
+        for each in bits
+    }
     assert places == {(7 + number // 3000, number) for number in range(5000)}
 
 

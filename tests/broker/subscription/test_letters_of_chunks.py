@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.subscription import dead_letters
-from magnetar.broker.topic.storage import DurableStorage
+from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.consume.dead_letters import parse_reconsume_times
@@ -239,7 +239,7 @@ async def test_a_move_that_breaks_off_is_repeated_and_the_message_comes_once(
     monkeypatch.setattr(dead_letters, "GROUP_BYTES", 1)
     raw, calls = Raw(served), 0
     session = served.running.brokers[0].topic_manager._open()
-    assert isinstance(session.storage, DurableStorage)
+    assert isinstance(session.storage, DurableTopicStorage)
     way = session.storage.forward
 
     async def broken(source: TopicName, *letters: Any) -> object:

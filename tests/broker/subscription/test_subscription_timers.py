@@ -64,11 +64,11 @@ async def test_a_publish_rate_that_changes_often_leaves_one_timer(
         producer = await at.producer()
         await producer.send(*[b"x"] * 60)
         producer.publish(b"waits")
-        gate, timers = at.topic.gate, Timers(monkeypatch, "PublishGate.resume_waiting")
-        gate.call_when_open(lambda: False)
+        gate, timers = at.topic.gate, Timers(monkeypatch, "PublishGate.resume_queued_publishes")
+        gate.queue_until_gate_opens(lambda: False)
         for _ in range(100):
             await _turns()
-            gate.resume_waiting()
+            gate.resume_queued_publishes()
         await _turns()
         assert timers.pending == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Joined, Settlement, TransactionFacts
+from magnetar.broker.common.transactions import Joined, ReportedTransaction, Settlement
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto.entry import encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -61,18 +61,18 @@ class FakeCoordinator:
         self.participants.setdefault(txn, []).append(TopicName.parse(topic))
         return True
 
-    async def get_facts(self, txn: TxnId) -> TransactionFacts:
+    async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
         if self.down is not None:
             raise self.down
-        return TransactionFacts(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
+        return ReportedTransaction(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
 
-    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+    async def abort_open(self, txn: TxnId) -> ReportedTransaction:
         self.aborts.append(txn)
         await self.deciding.wait()
-        found = await self.get_facts(txn)
+        found = await self.get_reported_transaction(txn)
         if found.state is TxnState.OPEN:
             self.states[txn] = TxnState.ABORTED
-        return await self.get_facts(txn)
+        return await self.get_reported_transaction(txn)
 
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
         self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED
@@ -125,5 +125,5 @@ def coordinator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return fake
 
 
-def position_of(receipt: Any) -> Position:
+def position_of_delay_key(receipt: Any) -> Position:
     return Position(receipt.ledger_id, receipt.entry_id)

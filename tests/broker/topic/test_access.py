@@ -11,7 +11,7 @@ from magnetar.broker.topic.publish_core import (
     EXCLUSIVE_WITH_FENCING,
     SHARED,
     EpochChange,
-    JoinDenied,
+    ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
     judge_epoch,
@@ -51,7 +51,7 @@ def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() 
     assert table.join(ProducerRegistration(1, "p", SHARED, "me", 1)).registered
     assert [each.id for each in table.join(ProducerRegistration(2, "p", SHARED, "me", 3)).replaced] == [1]
     late = table.join(ProducerRegistration(3, "p", SHARED, "me", 2))
-    assert late.denied is JoinDenied.STALE
+    assert late.denied is ProducerJoinDenied.STALE
     assert not late.replaced
     assert list(table.registered) == [2]
 

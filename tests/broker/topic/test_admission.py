@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.broker.subscription.core.subscription_types import TYPES
 from magnetar.broker.topic import admission_core as admission
-from magnetar.broker.topic.admission_core import Admission, host_of
+from magnetar.broker.topic.admission_core import Admission, host_of_address
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.errors import BackPressure, ConsumerBusy, ProducerBusy
 from magnetar.proto.names import TopicName
@@ -23,9 +23,9 @@ SHARED = TYPES[1]
 
 
 def test_a_host_is_an_address_without_its_port() -> None:
-    assert host_of("ipv4:10.0.0.1:5000") == "ipv4:10.0.0.1"
-    assert host_of("ipv6:[::1]:5000") == "ipv6:[::1]"
-    assert host_of("client") == "client"
+    assert host_of_address("ipv4:10.0.0.1:5000") == "ipv4:10.0.0.1"
+    assert host_of_address("ipv6:[::1]:5000") == "ipv6:[::1]"
+    assert host_of_address("client") == "client"
 
 
 def test_t10_limits_count_those_who_are_there_and_not_who_comes_back() -> None:

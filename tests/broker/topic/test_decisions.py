@@ -2,15 +2,15 @@
 
 import pytest
 
-from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of
+from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
 from magnetar.broker.common.refusals import PublishRefusal
-from magnetar.broker.log.log_shape_core import Retention, TrimLimit, find_trimmable, judge_ledgers
+from magnetar.broker.log.log_shape_core import Retention, TrimLimit, find_trimmable, list_reasons_to_keep_ledgers
 from magnetar.broker.topic.publish_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
     WAIT_FOR_EXCLUSIVE,
-    JoinDenied,
+    ProducerJoinDenied,
     ProducerRegistration,
     ProducerTable,
     why_refused,
@@ -37,13 +37,13 @@ def test_access_modes() -> None:
     table = ProducerTable()
     assert table.join(ProducerRegistration(1, "a", SHARED, "")).registered
     assert table.join(ProducerRegistration(2, "b", SHARED, "")).registered
-    assert table.join(ProducerRegistration(3, "c", EXCLUSIVE, "")).denied is JoinDenied.HAS_PRODUCERS
+    assert table.join(ProducerRegistration(3, "c", EXCLUSIVE, "")).denied is ProducerJoinDenied.HAS_PRODUCERS
     assert not table.join(ProducerRegistration(4, "d", WAIT_FOR_EXCLUSIVE, "")).registered
-    assert table.join(ProducerRegistration(5, "e", SHARED, "")).denied is JoinDenied.EXCLUSIVE_PRODUCER
+    assert table.join(ProducerRegistration(5, "e", SHARED, "")).denied is ProducerJoinDenied.EXCLUSIVE_PRODUCER
     assert not table.leave(1)
     assert [each.id for each in table.leave(2)] == [4]
     table.check()
-    assert table.join(ProducerRegistration(6, "f", SHARED, "")).denied is JoinDenied.EXCLUSIVE_PRODUCER
+    assert table.join(ProducerRegistration(6, "f", SHARED, "")).denied is ProducerJoinDenied.EXCLUSIVE_PRODUCER
     fencing = table.join(ProducerRegistration(7, "g", EXCLUSIVE_WITH_FENCING, ""))
     assert fencing.registered
     assert [each.id for each in fencing.fenced] == [4]
@@ -53,9 +53,10 @@ def test_access_modes() -> None:
 def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table = ProducerTable()
     table.join(ProducerRegistration(1, "a", EXCLUSIVE, "x"))
-    assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is JoinDenied.NAME_TAKEN
+    assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is ProducerJoinDenied.NAME_TAKEN
     alone = table.join(ProducerRegistration(2, "a", EXCLUSIVE, "y"))
-    assert alone.denied is JoinDenied.HAS_PRODUCERS  # what it asked for decides before its name does, as in Pulsar
+    # what it asked for decides before its name does, as in Pulsar
+    assert alone.denied is ProducerJoinDenied.HAS_PRODUCERS
     again = table.join(ProducerRegistration(3, "a", EXCLUSIVE, "x"))
     assert again.registered
     assert [each.id for each in again.replaced] == [1]
@@ -68,10 +69,10 @@ def test_a_name_is_replaced_by_its_own_role_alone_whatever_instance_another_clai
     assert table.join(ProducerRegistration(1, "a", SHARED, "x", 1, "ada")).registered
     for mode in (SHARED, WAIT_FOR_EXCLUSIVE):
         thief = table.join(ProducerRegistration(2, "a", mode, instance, 9, "eve"))
-        assert (thief.denied, thief.replaced) == (JoinDenied.NAME_TAKEN, [])
+        assert (thief.denied, thief.replaced) == (ProducerJoinDenied.NAME_TAKEN, [])
     free = ProducerRegistration(3, "b", SHARED, "z", 1)
     assert table.join(free).registered
-    assert table.join(ProducerRegistration(4, "b", SHARED, instance, 9, "eve")).denied is JoinDenied.NAME_TAKEN
+    assert table.join(ProducerRegistration(4, "b", SHARED, instance, 9, "eve")).denied is ProducerJoinDenied.NAME_TAKEN
     assert table.join(ProducerRegistration(5, "b", SHARED, "z", 2)).replaced == [free], "another broker"
     assert [each.id for each in table.join(ProducerRegistration(6, "a", SHARED, "x", 2, "ada")).replaced] == [1]
     table.check()
@@ -97,9 +98,13 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
     assert find_trimmable(shape, [TrimLimit(Position(30, 2))], none, 0) == [10, 20], "never the open one"
     assert find_trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
     held = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT), TrimLimit(Position(20, 1), why=Stays.NOT_COMPACTED)
-    assert [stays for _, stays in judge_ledgers(shape, held, none, 0)] == [None, Stays.NOT_IN_SNAPSHOT, Stays.OPEN]
-    assert [stays for _, stays in judge_ledgers(shape, held[1:], none, 0)] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
-    assert judge_ledgers(shape, [TrimLimit(Position(10, 0))], none, 0) == [
+    assert [
+        stays for _, stays in list_reasons_to_keep_ledgers(shape, held, none, 0)
+    ] == [None, Stays.NOT_IN_SNAPSHOT, Stays.OPEN]
+    assert [
+        stays for _, stays in list_reasons_to_keep_ledgers(shape, held[1:], none, 0)
+    ] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
+    assert list_reasons_to_keep_ledgers(shape, [TrimLimit(Position(10, 0))], none, 0) == [
         (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
     ]  # fmt: skip
 
@@ -108,8 +113,10 @@ def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compacti
     shape, read = shape_of(3, 3, 3), TrimLimit(Position(30, 2))
     snapshot = TrimLimit(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT)
     horizon = TrimLimit(shape.start, why=Stays.NOT_COMPACTED)
-    assert judge_ledgers(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
-    assert judge_ledgers(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
+    assert list_reasons_to_keep_ledgers(shape, [read, snapshot], Retention(), 0)[:2] == [
+        (10, None), (20, Stays.NOT_IN_SNAPSHOT)
+    ]
+    assert list_reasons_to_keep_ledgers(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
         (10, Stays.NOT_COMPACTED), (20, Stays.NOT_IN_SNAPSHOT),
     ]  # fmt: skip
 
@@ -154,5 +161,5 @@ def test_bundles_cover_all_hashes_without_overlap() -> None:
     for bundles in (1, 3, 7, 64):
         names = [bundle_name(number, bundles) for number in range(bundles)]
         assert [name[11:] for name in names[:-1]] == [name[:10] for name in names[1:]]
-    found = {bundle_name_of(TopicName.parse(f"t-{number}"), 4) for number in range(100)}
+    found = {bundle_name_of_topic(TopicName.parse(f"t-{number}"), 4) for number in range(100)}
     assert found == {bundle_name(number, 4) for number in range(4)}

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.log.log_queue_core import SequenceRange
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.topic.dedup_core import GAP_BYTES_MAX, NOTHING, Dedup, DedupVerdict, SequenceProgress, Snapshot
+from magnetar.broker.topic.dedup_core import GAP_BYTES_MAX, NOTHING, DedupCore, DedupVerdict, SequenceProgress, Snapshot
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -62,7 +62,7 @@ class Deployment:
         self.snapshot = Snapshot(START, {})
         self.clients = [Client(f"p{number}", self.rng) for number in range(3)]
         self.now = self.rng.choice((0.0, 1e4, 1e8))  # the host has been up for so long
-        self.dedup = Dedup(self.snapshot, now=self.now)
+        self.dedup = DedupCore(self.snapshot, now=self.now)
         self.queue: deque[Entry] = deque()  # given to the log; the first `sent` of them may be in it already
         self.sent = 0
         self.verdicts: set[DedupVerdict] = set()
@@ -147,7 +147,7 @@ class Deployment:
     def crash(self) -> None:
         """The broker dies, or another takes the topic over: recovery keeps what reached the bookies."""
         if self.rng.random() < 0.2:
-            self.dedup = Dedup(self.snapshot, now=self.now)
+            self.dedup = DedupCore(self.snapshot, now=self.now)
             for entry_id in range(self.snapshot.position.entry_id + 1, len(self.log)):
                 self.dedup.on_publish_confirmed(*self.log[entry_id], Position(1, entry_id))
             self.confirmed, self.sent = len(self.log), 0
@@ -207,8 +207,8 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
     assert seen >= {DedupVerdict.NEW, DedupVerdict.DUPLICATE, DedupVerdict.UNKNOWN}
 
 
-def on() -> Dedup:
-    return Dedup(Snapshot(START, {}), now=0.0)
+def on() -> DedupCore:
+    return DedupCore(Snapshot(START, {}), now=0.0)
 
 
 def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
@@ -257,7 +257,7 @@ def test_chunks_count_when_the_last_of_them_is_stored() -> None:
 
 def test_a_commit_sets_no_sequence_id_back() -> None:
     """Others of its producer were stored outside of the transaction while it was open."""
-    dedup = Dedup(Snapshot(START, {}), now=0.0)
+    dedup = DedupCore(Snapshot(START, {}), now=0.0)
     dedup.on_producer_joined("p")
     dedup.on_uncommitted_stored(Position(1, 0))  # of the transaction: 3
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
@@ -271,7 +271,7 @@ def test_a_commit_sets_no_sequence_id_back() -> None:
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
-    dedup = Dedup(now=0.0)
+    dedup = DedupCore(now=0.0)
     dedup.on_producer_joined("here")
     for entry_id, name in enumerate(["here", "gone", "here"]):
         assert dedup.judge(name, SequenceRange(7, 7)) is DedupVerdict.NEW
@@ -305,7 +305,7 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
 @pytest.mark.parametrize("up_s", [0.0, 1e4, 1e8])
 def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_been_up_for_long(up_s: float) -> None:
     """A broker dies before any snapshot, and another producer leaves before this one is back."""
-    dedup = Dedup(Snapshot(START, {}), now=up_s)
+    dedup = DedupCore(Snapshot(START, {}), now=up_s)
     for entry_id, name in enumerate(("back", "away")):
         dedup.on_publish_confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
     dedup.on_producer_joined("back")
@@ -325,7 +325,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
     """Any id at any time, against plain sets. With crashes: a snapshot, and the log after it."""
     rng, shape = random.Random(seed), LogShape()
     span = shape.add(Span(1, 0, open=True))
-    dedup, core = Dedup(Snapshot(START, {}), now=0.0), Transactions(shape, TxnSnapshot(START))
+    dedup, core = DedupCore(Snapshot(START, {}), now=0.0), Transactions(shape, TxnSnapshot(START))
     log: list[tuple[int, TxnId | None]] = []
     open_: dict[TxnId, set[int]] = {}
     outcome: dict[TxnId, bool] = {}
@@ -336,7 +336,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
         if act < 0.15 or not open_:
             born += 1
             txn = TxnId.of(1, 1, born)
-            core.begin_resolving(txn)
+            core.register_unresolved(txn)
             core.on_joined(txn)
             open_[txn] = set()
         elif act < 0.3:
@@ -347,34 +347,34 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             del open_[txn]
             end = core.settle(Settlement(txn, committed))
             dedup.on_transaction_committed(end.numbers, end.sent)
-            dedup.add_gaps(end.back)
+            dedup.add_aborted_sequence_gaps(end.back)
         elif act < 0.35:
-            first = core.first_hidden
+            first = core.first_unended_position
             snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
-            dedup = Dedup(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
+            dedup = DedupCore(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
             core = Transactions(shape, core.snapshot())
             for at in range(dedup.position[1] + 1, len(log)):
                 number, of = log[at]
                 numbers, position = SequenceRange(number, number), Position(1, at)
-                aborted = of is not None and core.add_known(of, "p", numbers, position)
+                aborted = of is not None and core.add_replayed_sequence_ids(of, "p", numbers, position)
                 if of is None or outcome.get(of):
                     dedup.on_publish_confirmed("p", numbers, position)
                 else:
                     dedup.on_uncommitted_stored(position)
                 if aborted:
-                    dedup.add_gaps({"p": BitMap64([number])})
+                    dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
             for txn in open_:
-                core.begin_resolving(txn)
+                core.register_unresolved(txn)
                 core.on_joined(txn)
         else:
             to = rng.choice([None, *open_])
             number = rng.randint(0, highest + 2)
             numbers = SequenceRange(number, number)
             holder = next((txn for txn, sent in open_.items() if number in sent and txn != to), None)
-            assert core.find_other_sender("p", to, numbers) == holder
+            assert core.find_other_transaction_of_sequence("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
-            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored("p", numbers)
+            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored_sequence("p", numbers)
             if to is not None and verdict is DedupVerdict.NEW:
                 verdict = core.judge(to, "p", numbers)
             known = number in stored or (to is not None and number in open_[to])
@@ -399,13 +399,13 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
 
 
 def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
-    dedup = Dedup(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
-    dedup.add_gaps({"p": BitMap64(range(400_000))})
+    dedup = DedupCore(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
+    dedup.add_aborted_sequence_gaps({"p": BitMap64(range(400_000))})
     assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
     for number in range(400_001, 420_000, 2):
-        dedup.add_gaps({"p": BitMap64([number])})
+        dedup.add_aborted_sequence_gaps({"p": BitMap64([number])})
     gaps = dedup.snapshot().gaps["p"]
     assert len(gaps.serialize()) <= GAP_BYTES_MAX
     assert gaps.max() == 419_999
-    assert dedup.judge_stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
-    assert dedup.judge_stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"
+    assert dedup.judge_stored_sequence("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.judge_stored_sequence("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

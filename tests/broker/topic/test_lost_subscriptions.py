@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.log.managed_ledger import topic_path as topic_path
 from magnetar.broker.subscription.cursors import cursor_path
-from magnetar.broker.topic.storage import DurableStorage
+from magnetar.broker.topic.storage import DurableTopicStorage
 from magnetar.broker.topic.subscription_registry import NAMES_BYTES_MAX, RECORD_LOST
 from magnetar.broker.topic.topic import Topic
 from magnetar.metadata.records import CursorRecord
@@ -155,15 +155,15 @@ async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_th
         await _published(running)
         await broker.topic_manager.unload_topic(NAME)
         await running.sessions[0].commit([Delete(cursor_path(NAME, each), ANY) for each in ("kept", "lost")])
-        create, made = DurableStorage.create, list[str]()
+        create, made = DurableTopicStorage.create, list[str]()
 
-        async def crash(self: DurableStorage, owner: Any, name: str, *given: Any) -> Any:
+        async def crash(self: DurableTopicStorage, owner: Any, name: str, *given: Any) -> Any:
             if made:
                 raise Unavailable("a crash")
             made.append(name)
             return await create(self, owner, name, *given)
 
-        monkeypatch.setattr(DurableStorage, "create", crash)
+        monkeypatch.setattr(DurableTopicStorage, "create", crash)
         with pytest.raises(Unavailable):
             await broker.topic_manager.topic(NAME)
         monkeypatch.undo()

@@ -227,7 +227,7 @@ async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
         async def full(*_: Any, **__: Any) -> Any:
             raise Unavailable("no bookie has room")
 
-        monkeypatch.setattr(at.topic.log._managed_ledger, "draft_ledger", full)
+        monkeypatch.setattr(at.topic.log._managed_ledger, "make_next_ledger_record", full)
         await at.later(61)
         await producer.send(b"2")
         assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
@@ -333,7 +333,7 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
         await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
         await producer.close()
         await consumer.close()
-        while at.topic.user_count:  # noqa: ASYNC110
+        while at.topic.connected_client_count:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await at.later(1)
         await at.later(100)
@@ -418,7 +418,7 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
 
         monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
         await at.later(1)
-        assert done == ["expire", "apply_quota", "run_parts", "roll", "trim", "drop_idle_subscriptions"]
+        assert done == ["expire", "apply_quota", "run_parts", "roll", "trim", "delete_idle_subscriptions"]
 
 
 async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import TopicBacklogs
 from magnetar.broker.session.statistics import topic_stats
-from magnetar.broker.subscription.pump import Pump
+from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -19,7 +19,7 @@ from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 from magnetar.runtime.network import rpc
-from tests.broker.topic.coordination import FakeCoordinator, coordinator, position_of
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, position_of_delay_key
 from tests.broker.topic.test_transactions import TOPIC, TxnProducer, loaded
 from tests.support.cluster import Cluster, TestConsumer, Wire, cluster, payloads_of
 
@@ -61,7 +61,7 @@ class Filled:
         await self.coordinator.end(self.topic, self.txn, True, entries=2, last=self.position(5))
 
     def position(self, number: int) -> Position:
-        return position_of(self.receipts[number])
+        return position_of_delay_key(self.receipts[number])
 
     async def read(self, first: int, end: int) -> tuple[list[bytes], int]:
         stream = Wire(self.running.world, self.running.brokers[0], "Read")
@@ -255,8 +255,8 @@ async def test_a_reader_at_the_last_stable_position_sleeps_until_it_moves(
     async with filled(tmp_path, coordinator) as at:
         await at.consumer.receive_payloads(2)
         pumped: list[int] = []
-        honest = Pump.hand_out
-        monkeypatch.setattr(Pump, "hand_out", lambda pump: (pumped.append(1), honest(pump)))
+        honest = DeliveryPump.deliver_available_entries
+        monkeypatch.setattr(DeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
         for number in range(5):
             await at.producer.send(b"behind %d" % number)
         assert not pumped, "a plain entry behind the last stable position wakes no reader"
@@ -279,7 +279,7 @@ async def test_a_delayed_entry_is_due_after_its_commit(tmp_path: Path, coordinat
         assert delayed is not None
         assert delayed.core.count == 0, "what may be aborted is in no delay index"
         assert await shared.quiet()
-        await coordinator.end(topic, txn, True, entries=2, last=position_of(receipts[1]))
+        await coordinator.end(topic, txn, True, entries=2, last=position_of_delay_key(receipts[1]))
         assert await shared.receive_payloads(1) == [b"due"]
         assert await shared.quiet()
         assert delayed.core.count == 1

@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker.log.appender import Appender
 from magnetar.broker.server import Broker
+from magnetar.broker.topic import transactions_core
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions_core import TxnPhase
@@ -17,6 +18,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
+    BackPressure,
     DataLost,
     InvalidRequest,
     NotAllowed,
@@ -31,7 +33,7 @@ from magnetar.proto.names import TopicName
 from magnetar.proto.states import LedgerStays, TxnId, TxnState
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.broker.subscription.test_delays import until
-from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of, settle_at
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of_delay_key, settle_at
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
@@ -88,7 +90,7 @@ async def test_entries_are_hidden_until_the_commit_and_shown_with_those_behind_t
         topic = await loaded(broker)
         assert topic.shown.shape.end_index == 1
         assert topic.log.shape.end_index == 4
-        last = position_of(await producer.send_in(txn, b"4"))
+        last = position_of_delay_key(await producer.send_in(txn, b"4"))
         await coordinator.end(topic, txn, True, entries=2, last=last)
         assert await consumer.receive_payloads(4) == [b"1", b"2", b"3", b"4"]
         assert topic.shown.shape.end_index == 5
@@ -125,7 +127,7 @@ async def test_a_crash_loses_no_outcome_and_shows_nothing_before_it_is_known(
         producer = await TxnProducer(running.world, first, TOPIC).opened()
         await producer.send(b"0")
         txn = coordinator.begin()
-        last = position_of(await producer.send_in(txn, b"1"))
+        last = position_of_delay_key(await producer.send_in(txn, b"1"))
         await producer.send(b"2")
         if settled:
             await coordinator.end(await loaded(first), txn, committed, entries=1, last=last)
@@ -226,6 +228,21 @@ async def test_another_role_does_not_learn_that_a_transaction_has_ended_here(
             await topic.transactions.joins.join(txn, "thief")
         with pytest.raises(TransactionEnded):
             await topic.transactions.joins.join(txn, "billing")
+
+
+async def test_at_its_bound_a_topic_tells_another_role_of_a_known_and_an_unknown_transaction_alike(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions_core, "OPEN_MAX", 1)
+    async with cluster(tmp_path) as running:
+        topic, known, unknown = await loaded(running.brokers[0]), coordinator.begin(), coordinator.begin()
+        coordinator.owners |= {known: "billing", unknown: "billing"}
+        await topic.transactions.joins.join(known, "billing")
+        for txn in (known, unknown):
+            with pytest.raises(InvalidRequest, match="never given"):
+                await topic.transactions.joins.join(txn, "thief")
+        with pytest.raises(BackPressure):
+            await topic.transactions.joins.join(unknown, "billing")
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -417,13 +434,13 @@ async def test_the_last_stable_position_is_right_at_every_step_of_a_load(
             assert await shown(second) == expected
             await (await TxnProducer(running.world, second, TOPIC, "q").opened()).send(b"7")
             stands(2)
-            await coordinator.end(topic, b, True, entries=1, last=position_of(receipts[b]))
+            await coordinator.end(topic, b, True, entries=1, last=position_of_delay_key(receipts[b]))
             stands(2)
             assert await shown(second) == expected, "what is committed waits for what is open before it"
             await coordinator.end(topic, a, False)
             stands(5, b"3", b"4")
             assert await shown(second) == expected
-            await coordinator.end(topic, c, True, entries=1, last=position_of(receipts[c]))
+            await coordinator.end(topic, c, True, entries=1, last=position_of_delay_key(receipts[c]))
             stands(8, b"5", b"6", b"7")
             assert await shown(second) == expected
 
@@ -473,7 +490,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
         txn = coordinator.begin()
-        last = position_of(await producer.send_in(txn, b"0"))
+        last = position_of_delay_key(await producer.send_in(txn, b"0"))
         topic = await loaded(broker)
         appender = topic.log._appender  # type: ignore[attr-defined]
         held, heard = pytest.MonkeyPatch(), []
@@ -503,7 +520,7 @@ async def test_a_coordinator_whose_record_is_lost_leaves_open_what_is_open_and_h
     async with cluster(tmp_path) as running:
         broker, world = running.brokers[0], running.world
         producer, txn = await TxnProducer(world, broker, TOPIC).opened(), coordinator.begin()
-        last = position_of(await producer.send_in(txn, b"0"))
+        last = position_of_delay_key(await producer.send_in(txn, b"0"))
         await vanish(running, broker)
         coordinator.down, asked = DataLost("the record of coordinator 3 is missing"), len(coordinator.joins)
         second = await running.add_broker()
@@ -533,7 +550,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         first = running.brokers[0]
         producer = await TxnProducer(running.world, first, TOPIC).opened()
         txn = coordinator.begin()
-        last = position_of(await producer.send_in(txn, b"0"))
+        last = position_of_delay_key(await producer.send_in(txn, b"0"))
         await producer.send_in(txn, b"no receipt, says the client")
         settlement = coordinator.settlement(txn, True, entries=1, last=last)
         if told == "the settlement":

@@ -85,7 +85,7 @@ class Walk:
     def begin(self) -> None:
         txn = TxnId.of(0, 1, self.next_txn)
         self.next_txn += 1
-        self.core.begin_resolving(txn)
+        self.core.register_unresolved(txn)
         assert self.core.on_joined(txn)
 
     def send(self) -> None:
@@ -138,12 +138,12 @@ class Walk:
     def roll(self) -> None:
         tail = self.shape.tail
         if tail.last_entry >= 0 and self.rng.random() < 0.5:
-            self.shape.close_span(tail.ledger_id, tail.last_entry, tail.end_index, 100, 0)
+            self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, 100, 0)
             self.shape.add(Span(tail.ledger_id + self.rng.randint(1, 3), tail.end_index, open=True))
 
     def trim(self) -> None:
         """What is open, or not in the snapshot, holds the log."""
-        spans, first = self.shape.spans, self.core.first_hidden
+        spans, first = self.shape.spans, self.core.first_unended_position
         held = min(self.saved.position, first or self.saved.position)
         gone = spans[0]
         if len(spans) > 1 and (gone.ledger_id, gone.last_entry) < held and self.rng.random() < 0.3:
@@ -154,7 +154,7 @@ class Walk:
     def save(self) -> None:
         """Through its stored form."""
         snapshot = self.core.snapshot()
-        rows = {each: stored.PartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
+        rows = {each: stored.OutcomesPartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
         marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
         found = stored.decode_marker([stored.decode_piece(each) for each in marker])
         parts = {
@@ -208,7 +208,7 @@ class Walk:
             messages = self.rng.randint(0, 6)
             kept = [each for each in indexes if each >= index]
             if len(kept) > messages:
-                assert view.index_ahead(index, messages) == kept[messages]
+                assert view.index_after_messages(index, messages) == kept[messages]
         back, found = list[Position](), view.before(Position(1 << 40, 0))
         while found[1] >= 0:
             back.append(found)
@@ -251,7 +251,7 @@ def opened(*txns: int) -> Transactions:
     shape.add(Span(1, 0, open=True))
     core = Transactions(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
-        core.begin_resolving(TxnId(0, each))
+        core.register_unresolved(TxnId(0, each))
         core.on_joined(TxnId(0, each))
     return core
 
@@ -325,15 +325,32 @@ def test_entries_with_receipts_that_the_log_lacks_are_reported() -> None:
     assert core.settle(Settlement(txn, True, 3, Position(1, 5))).missing == 2
 
 
+def test_what_was_decided_before_a_late_acknowledgement_is_not_called_lost() -> None:
+    """The coordinator sends a settlement again, and a subscription has made the transaction known again."""
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    ended = Settlement(txn, True, 1, Position(1, 0))
+    assert not core.settle(ended).missing
+    core.register_unresolved(txn)
+    assert not core.settle(ended).missing
+    again = Transactions(core._shape, core.snapshot())
+    again.register_unresolved(txn)
+    assert not again.settle(ended).missing
+    again.register_unresolved(txn)
+    assert again.settle(Settlement(txn, True, 1, Position(1, 5))).missing == 1, "the log ends before its receipt"
+
+
 def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
     shape = LogShape()
     shape.add(Span(1, 0, 1_999_999, 2_000_000, open=True))
     entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
     core = Transactions(shape, TxnSnapshot(Position(1, 1_999_999)))
     core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes
-    pieces = stored.encode_part(1, core.aborted_part(1), 1)
+    pieces = stored.encode_part(1, core.get_aborted_entries_of_ledger(1), 1)
     assert sum(map(len, pieces)) < 600_000
-    part = stored.decode_part(1, stored.PartRow(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces])
+    part = stored.decode_part(
+        1, stored.OutcomesPartRow(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces]
+    )
     assert part.entries == entries
     assert part.indexes == indexes
     again = Transactions(shape, TxnSnapshot(Position(1, 1_999_999), (), {1: part}))

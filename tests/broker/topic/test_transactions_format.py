@@ -5,7 +5,7 @@ from pyroaring import BitMap, BitMap64
 
 from magnetar.broker.topic import transactions_format as stored
 from magnetar.broker.topic.dedup_core import SequenceProgress
-from magnetar.broker.topic.transactions_core import AbortedPart, OpenTxn
+from magnetar.broker.topic.transactions_core import AbortedEntriesOfLedger, OpenTxn
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -14,9 +14,9 @@ OPEN = OpenTxn(
     TxnId(3, 1 << 40), Position(7, 2), {7: BitMap([2, 5]), 9: BitMap([0])}, BitMap64([2, 3, 8]), BitMap64([2, 8]), 77,
     {"p": (SequenceProgress(4, "u", 1), Position(9, 0))},
 )  # fmt: skip
-ROWS = {7: stored.PartRow(3, 0, 1), 9: stored.PartRow(5, 12, 2)}
+ROWS = {7: stored.OutcomesPartRow(3, 0, 1), 9: stored.OutcomesPartRow(5, 12, 2)}
 MARKER = stored.Marker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),))
-PART = AbortedPart(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
+PART = AbortedEntriesOfLedger(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
 
 
 def test_a_marker_is_read_as_it_was_written() -> None:
@@ -34,8 +34,10 @@ def test_a_large_marker_has_several_pieces_and_the_last_one_ends_it(monkeypatch:
 
 def test_a_part_is_read_where_its_row_says_and_nowhere_else() -> None:
     pieces = [stored.decode_piece(each) for each in stored.encode_part(7, PART, 3)]
-    assert stored.decode_part(7, stored.PartRow(3, 0, 1), pieces) == PART
-    for ledger_id, row in ((8, stored.PartRow(3, 0, 1)), (7, stored.PartRow(4, 0, 1)), (7, stored.PartRow(3, 0, 2))):
+    assert stored.decode_part(7, stored.OutcomesPartRow(3, 0, 1), pieces) == PART
+    for ledger_id, row in (
+        (8, stored.OutcomesPartRow(3, 0, 1)), (7, stored.OutcomesPartRow(4, 0, 1)), (7, stored.OutcomesPartRow(3, 0, 2))
+    ):
         with pytest.raises(stored.DamagedOutcomes):
             stored.decode_part(ledger_id, row, pieces)
 

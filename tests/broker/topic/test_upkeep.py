@@ -4,12 +4,19 @@ from functools import partial
 
 import pytest
 
-from magnetar.broker.log.log_shape_core import LogShape, Retention, Span, TrimLimit, find_trimmable, judge_ledgers
+from magnetar.broker.log.log_shape_core import (
+    LogShape,
+    Retention,
+    Span,
+    TrimLimit,
+    find_trimmable,
+    list_reasons_to_keep_ledgers,
+)
 from magnetar.broker.topic.admission_core import (
     backlog_bytes,
+    find_mark_for_backlog_bytes,
     is_inactive,
     judge_quota,
-    mark_for_backlog,
     must_roll_ledger,
 )
 from magnetar.proto.applied import AppliedPolicies
@@ -49,7 +56,7 @@ def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_ca
 
 def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retention_would_free_it() -> None:
     log, everything = shape(5, 5), [TrimLimit(Position(2, 9))]
-    log.close_span(2, 9, 20, 5, 1000)
+    log.close_last_ledger_span(2, 9, 20, 5, 1000)
     applied, past = AppliedPolicies(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
     due = partial(must_roll_ledger, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
@@ -72,7 +79,9 @@ def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
 def test_complaint_28_what_is_consumed_goes_at_once_without_retention() -> None:
     log = shape(3 * MIB, 3 * MIB, 0)
     assert find_trimmable(log, [TrimLimit(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
-    assert judge_ledgers(log, [TrimLimit(Position(1, 9))], Retention(), now_ms=1001)[1] == (2, Stays.NOT_ACKNOWLEDGED)
+    assert list_reasons_to_keep_ledgers(
+        log, [TrimLimit(Position(1, 9))], Retention(), now_ms=1001
+    )[1] == (2, Stays.NOT_ACKNOWLEDGED)
 
 
 def test_a16_acknowledged_data_goes_when_time_or_size_is_past() -> None:
@@ -88,13 +97,13 @@ def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_siz
     """What is reached first. The reason is their own, and retention counts after it."""
     log, minute = shape(MIB, MIB, MIB, 0), 60_000
     unread = Retention(minutes=10, mib=2)
-    why = dict(judge_ledgers(log, [], Retention(), 1001, unread))
+    why = dict(list_reasons_to_keep_ledgers(log, [], Retention(), 1001, unread))
     assert why == {1: None, 2: Stays.NOT_SUBSCRIBED, 3: Stays.NOT_SUBSCRIBED, 4: Stays.OPEN}, "the size"
     assert find_trimmable(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
     assert find_trimmable(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
     assert find_trimmable(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
     longer = Retention(minutes=20, mib=-1)
-    assert judge_ledgers(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
+    assert list_reasons_to_keep_ledgers(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
 
 
 def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
@@ -134,10 +143,10 @@ def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(
 def test_a17_eviction_gives_up_no_more_than_it_must() -> None:
     log = shape(100, 100, 100)
     for limit in (0, 5, 50, 100, 101, 199, 250):
-        mark = mark_for_backlog(log, limit)
+        mark = find_mark_for_backlog_bytes(log, limit)
         assert backlog_bytes(log, mark) <= limit
         assert backlog_bytes(log, mark) > limit - 11, "one entry more would be too much"
-    assert mark_for_backlog(log, 300) == log.start
+    assert find_mark_for_backlog_bytes(log, 300) == log.start
 
 
 def test_t6_a_topic_is_inactive_when_nobody_uses_it_for_so_long() -> None:

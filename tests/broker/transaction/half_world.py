@@ -24,7 +24,7 @@ from magnetar.broker.transaction.intents_core import (
     Limits,
     PrepareHalf,
     PublishHalf,
-    WarnParked,
+    WarnOfParkedHalf,
     WatchHalves,
 )
 from magnetar.broker.transaction.records_core import (
@@ -161,7 +161,7 @@ class HalfWorld(World):
                 self.publishing.append(effect)
             elif isinstance(effect, AskHalf):
                 self._asked(effect)
-            elif isinstance(effect, WarnParked):
+            elif isinstance(effect, WarnOfParkedHalf):
                 self.alarms.append(effect.half)
             else:
                 rest.append(effect)

@@ -13,7 +13,7 @@ from magnetar.broker.transaction.intents_core import (
     AbandonEpoch,
     AbortOpen,
     Answer,
-    Append,
+    AppendRecords,
     Begin,
     BeginAnswer,
     Effect,
@@ -26,7 +26,7 @@ from magnetar.broker.transaction.intents_core import (
     SendOutcome,
     TransactionRow,
 )
-from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, Forgotten
+from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, OutcomesDiscarded
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from magnetar.proto.states import TxnState
@@ -78,7 +78,7 @@ class Judge:
                 for topic in self.participants.get(txn, ()):
                     assert self.stored.get((txn, topic)), "done: every participant has stored the outcome"
                 self.done.add(txn)
-        elif isinstance(record, Forgotten):
+        elif isinstance(record, OutcomesDiscarded):
             self.forgotten = record.below
             for txn, topics in self.participants.items():
                 assert txn >= record.below or txn in self.done or not topics, "forgotten: it was done"
@@ -99,7 +99,7 @@ class World:
         self.asked: dict[int, Intent] = {}
         self.answers: dict[int, object] = {}
         self.settling: list[SendOutcome] = []
-        self.append_now: Append | None = None
+        self.append_now: AppendRecords | None = None
         self.gave_up = False
         self.core = self._next_epoch()
 
@@ -134,7 +134,7 @@ class World:
     def take(self) -> bool:
         """Begins an append."""
         if self.append_now is None:
-            self.append_now = self.core.decisions.take_append()
+            self.append_now = self.core.decisions.take_next_append()
             if self.append_now is not None:
                 for record in self.append_now.records:
                     if isinstance(record, Committed):
@@ -172,7 +172,7 @@ class World:
         if self.append_now is not None:
             self.appended()
         self.flush()
-        self._write(self.core.make_hand_over(self.now))
+        self._write(self.core.make_next_epoch_records(self.now))
         self._do(self.core.end_epoch())
         self._next_epoch()
 
@@ -195,7 +195,7 @@ class World:
         """Time passes, and every topic answers."""
         for _ in range(rounds):
             self.tick(self.limits.timeout_s_max + self.limits.lease_s + self.limits.prepared_s_max)
-            self.core.decisions.promote_deferred_records()
+            self.core.decisions.append_deferred_records_next()
             self.flush()
             while self.settling:
                 self.settle()

@@ -146,7 +146,7 @@ class History:
                 world.ask(GetStatus(self._request(), self._txn()))
             case "take":
                 if rng.random() < 0.3:
-                    world.core.decisions.promote_deferred_records()
+                    world.core.decisions.append_deferred_records_next()
                 world.take()
             case "appended":
                 if world.append_now is not None:
@@ -269,7 +269,7 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     world.ask(End(4, txn, EndVerb.COMMIT, "me"))
     while world.settling:
         world.settle()
-    world.core.decisions.promote_deferred_records()
+    world.core.decisions.append_deferred_records_next()
     world.flush()
     world.crash()
     world.ask(End(5, txn, EndVerb.COMMIT, "me"))
@@ -302,7 +302,7 @@ def test_take_over_drives_each_decided_transaction_once() -> None:
     world.tick(1000.0)
     assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
     world.settle()
-    world.core.decisions.promote_deferred_records()
+    world.core.decisions.append_deferred_records_next()
     world.flush()
     world.crash()
     assert world.settling == [], "it is done"
@@ -333,7 +333,7 @@ def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that
     world.settle()
     for _ in range(3):
         world.tick(901.0)
-        world.core.decisions.promote_deferred_records()
+        world.core.decisions.append_deferred_records_next()
         world.flush()
     world.ask(GetStatus(3, txn))
     assert isinstance(world.answers[3], TransactionForgotten)
@@ -350,9 +350,9 @@ def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() 
         world.ask(End(20 + number, txn, EndVerb.COMMIT, "me"))
         if not number:
             world.take()
-    assert world.core.decisions.take_append() is None, "one append at a time"
+    assert world.core.decisions.take_next_append() is None, "one append at a time"
     world.appended()
-    append = world.core.decisions.take_append()
+    append = world.core.decisions.take_next_append()
     assert append is not None
     assert len(append.records) == 2
     assert world.answers[20] is TxnState.COMMITTED

@@ -6,28 +6,28 @@ from magnetar.broker.transaction import entries_format as entries
 from magnetar.broker.transaction.records_core import (
     Aborted,
     AnyRecord,
-    Counted,
     Detached,
     Done,
-    Forgotten,
+    EpochHandedOver,
+    HalfAgeRecorded,
     HalfMessage,
-    HalfNoted,
+    HalfOutcomesDiscarded,
     HalfRolledBack,
     HalfStored,
-    HalvesForgotten,
-    HalvesKept,
-    HandedLease,
-    HandedOpen,
-    HandedOver,
-    Kept,
-    Named,
+    HandedOverIdLease,
+    HandedOverTransaction,
+    IdleNamesRemoved,
+    KeptHalfOutcomes,
+    KeptOutcomes,
+    KeptSinkBatch,
+    LargestHolderNumber,
+    NameHolderChanged,
+    OutcomesDiscarded,
     Participant,
     Prepared,
     SinkBatch,
-    SinkKept,
     SinkTag,
     TransactionOwner,
-    Unnamed,
     make_commit_record,
 )
 from magnetar.proto.errors import NewerFormat
@@ -36,12 +36,16 @@ OWNED = TransactionOwner("role", 60.0, "app", 3, SinkTag("sink", "query", 7, "ru
 RECORDS: list[AnyRecord] = [
     make_commit_record({1: [Participant("a", 3, 7, 9), Participant("b")], 2: [Participant("b", 0)]}, SinkBatch("s",
     "q", 4)),
-    Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"), Named("n", 4),
-    Unnamed(["n"]), Forgotten(7), HandedOver(2, [HandedOpen(4, OWNED, ["a"])], [HandedLease([5, 6], OWNED)]),
-    Kept(512, b"\x00\xff"), Counted(4), SinkKept(SinkBatch("s", "q", -1)),
-    HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"), HalfNoted(9, 3, 4.5, ""),
-    make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
-    HalvesForgotten(b"\x01"),
+    Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"),
+    NameHolderChanged("n", 4),
+    IdleNamesRemoved(["n"]), OutcomesDiscarded(7),
+    EpochHandedOver(2, [HandedOverTransaction(4, OWNED, ["a"])], [HandedOverIdLease([5, 6], OWNED)]),
+    KeptOutcomes(512, b"\x00\xff"), LargestHolderNumber(4), KeptSinkBatch(SinkBatch("s", "q", -1)),
+    HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"),
+    HalfAgeRecorded(9, 3, 4.5, ""),
+    make_commit_record({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11),
+    KeptHalfOutcomes(b"\x00", b"\xff"),
+    HalfOutcomesDiscarded(b"\x01"),
 ]  # fmt: skip
 
 
@@ -51,13 +55,13 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_the_example_of_the_docstring() -> None:
-    (entry,) = entries.encode_records([Forgotten(7)], 3)
+    (entry,) = entries.encode_records([OutcomesDiscarded(7)], 3)
     assert entry[:8].hex() == "4d58010300000003"
     assert entry[12:] == b"[[8,7]]"
 
 
 def test_a_snapshot_ends_once_however_large_it_is() -> None:
-    many: list[AnyRecord] = [Named("n" * 500, number) for number in range(5_000)]
+    many: list[AnyRecord] = [NameHolderChanged("n" * 500, number) for number in range(5_000)]
     pieces = [entries.decode_entry(entry, number, "?") for number, entry in enumerate(entries.encode_snapshot(many))]
     assert [piece.kind for piece in pieces] == [entries.SNAPSHOT] * (len(pieces) - 1) + [entries.SNAPSHOT_END]
     assert [record for piece in pieces for record in piece.records] == many

@@ -54,7 +54,7 @@ def status(world: HalfWorld, half: int) -> object:
 
 
 def phase(world: HalfWorld, half: int) -> HalfPhase:
-    return world.core.halves.half_rows(world.now, half, "", 1)[0].phase
+    return world.core.halves.list_half_rows(world.now, half, "", 1)[0].phase
 
 
 # ---------------------------------------------------------------------------------- prepare, commit, roll back
@@ -155,7 +155,7 @@ def test_outcomes_survive_take_overs_until_their_retention_is_over() -> None:
     assert world.answers[world.end_half(yes, COMMIT)] is TxnState.COMMITTED
     assert world.answers[world.end_half(no, ROLLBACK)] is TxnState.ABORTED
     world.tick(HALF_LIMITS.retention_s)
-    world.core.decisions.promote_deferred_records()
+    world.core.decisions.append_deferred_records_next()
     world.flush()
     for half in (yes, no):
         for verb in (COMMIT, ROLLBACK):
@@ -330,7 +330,7 @@ def test_so_many_unknowns_park_a_half_also_over_take_overs_and_no_clock_drops_it
         world.tick(DAY)
     assert not world.asks, "it is not asked about any more"
     assert world.alarms == [half], "an operator is told, once"
-    row = world.core.halves.half_rows(world.now, half, "", 1)[0]
+    row = world.core.halves.list_half_rows(world.now, half, "", 1)[0]
     assert row.phase is HalfPhase.PARKED
     assert "UNKNOWN" in row.reason
     assert half not in world.outcome, "parked, and neither committed nor rolled back"
@@ -401,7 +401,7 @@ def test_what_is_not_decided_for_a_day_is_parked_whatever_is_taken_over_in_betwe
         world.tick(3600.0)
         world.flush()
     assert phase(world, half) is HalfPhase.PARKED
-    assert "not decided within" in world.core.halves.half_rows(world.now, half, "", 1)[0].reason
+    assert "not decided within" in world.core.halves.list_half_rows(world.now, half, "", 1)[0].reason
 
 
 # ---------------------------------------------------------------------------------- what cannot be published

@@ -101,7 +101,7 @@ class History:
 
     def take(self) -> None:
         if self.rng.random() < 0.2:
-            self.world.core.decisions.promote_deferred_records()
+            self.world.core.decisions.append_deferred_records_next()
         self.world.take()
 
     def appended(self) -> None:
@@ -131,7 +131,7 @@ class History:
             for half in self.halves:
                 if world.parked(half):
                     world.ask(ChangeHalf(world.number(), half, HalfChange.REVIVE))
-            world.core.decisions.promote_deferred_records()
+            world.core.decisions.append_deferred_records_next()
             world.flush()
             for asked in list(world.open_asks.values()):
                 verb = HalfVerb.COMMIT if asked.half % 2 else HalfVerb.ROLLBACK

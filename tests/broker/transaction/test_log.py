@@ -13,7 +13,7 @@ from magnetar.broker.common.config import Replication
 from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.transaction import log as module
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
-from magnetar.broker.transaction.records_core import Named
+from magnetar.broker.transaction.records_core import NameHolderChanged
 from magnetar.broker.transaction.state_core import CoordinatorState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
@@ -48,7 +48,7 @@ class Owner:
         return self
 
     async def write(self, name: str) -> None:
-        record = Named(name, self.state.last_holder + 1)
+        record = NameHolderChanged(name, self.state.last_holder + 1)
         await self.log.append([record], self.state)
         self.state.apply(record)
 
@@ -87,11 +87,11 @@ async def test_a_former_owner_appends_nothing() -> None:
 async def test_two_owners_at_once_have_different_epochs() -> None:
     storage = Storage()
     first, second = Owner(storage), Owner(storage)
-    await first.log.read_claim()
-    await second.log.read_claim()
-    await first.log.claim_record()
+    await first.log.read_coordinator_claim()
+    await second.log.read_coordinator_claim()
+    await first.log.store_coordinator_claim()
     with pytest.raises(CoordinatorFenced):
-        await second.log.claim_record()
+        await second.log.store_coordinator_claim()
     assert (await second.open()).epoch == first.log.epoch + 1
 
 
@@ -210,14 +210,14 @@ async def test_take_over_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("magnetar.broker.transaction.log.TAKE_OVER", tuple(recorded(step) for step in TAKE_OVER))
     await Owner(storage).open()
-    assert steps == ["read_claim", "recover_ledger", "claim_record", "check_taken_over"]
+    assert steps == ["read_coordinator_claim", "recover_ledger", "store_coordinator_claim", "check_taken_over_by_other"]
 
 
 async def test_an_owner_that_closes_idle_says_so() -> None:
     storage = Storage()
     owner = await Owner(storage).open()
     await owner.write("a")
-    await owner.log.close([Named("b", 9)], owner.state, idle=True)
+    await owner.log.close([NameHolderChanged("b", 9)], owner.state, idle=True)
     path = paths.coordinator(0)
     assert decode(storage.nodes[path].value, CoordinatorRecord, path).idle
     assert names(await Owner(storage).open()) == ["a", "b"]

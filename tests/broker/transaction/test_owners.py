@@ -30,11 +30,11 @@ from magnetar.broker.transaction.records_core import (
     AnyRecord,
     Committed,
     HalfMessage,
-    Kept,
-    Named,
+    KeptOutcomes,
+    KeptSinkBatch,
+    NameHolderChanged,
     Prepared,
     SinkBatch,
-    SinkKept,
     SinkTag,
     TransactionOwner,
     make_commit_record,
@@ -92,7 +92,7 @@ def test_what_another_role_has_is_missing_in_every_state() -> None:
     world.flush()
     while any(each.txn == done for each in world.settling):
         world.settle(next(number for number, each in enumerate(world.settling) if each.txn == done))
-    world.core.decisions.promote_deferred_records()
+    world.core.decisions.append_deferred_records_next()
     world.flush()
     world.ask(End(31, aborted, EndVerb.ABORT, "me"))
     for txn in (unused, opened, prepared, done, ending, aborted):
@@ -284,14 +284,15 @@ def test_the_version_before_reads_what_is_written_now() -> None:
     state = CoordinatorState()
     for txn, owner in ((1, "me"), (2, "you"), (3, "")):
         state.apply(make_commit_record({txn: []}, SinkBatch("sink", "q", txn, owner), owner=owner))
-    state.apply(Named("app", 4, 0.0, "me"))
+    state.apply(NameHolderChanged("app", 4, 0.0, "me"))
     old = msgspec.json.Decoder(OldKept | OldSinkKept | OldNamed)
     read = [
-        old.decode(msgspec.json.encode(each)) for each in state.snapshot() if isinstance(each, Kept | SinkKept | Named)
+        old.decode(msgspec.json.encode(each)) for each in state.snapshot() if isinstance(each,
+        KeptOutcomes | KeptSinkBatch | NameHolderChanged)
     ]
     kept = [each for each in read if isinstance(each, OldKept)]
     again = CoordinatorState()
-    again.apply(Kept(kept[0].high, kept[0].committed))
+    again.apply(KeptOutcomes(kept[0].high, kept[0].committed))
     assert len(kept) == 1
     assert [again.is_committed(txn) for txn in (1, 2, 3)] == [True, True, True], "of all roles"
     assert OldNamed("app", 4) in read
@@ -300,7 +301,7 @@ def test_the_version_before_reads_what_is_written_now() -> None:
 def test_what_the_version_before_wrote_is_of_no_role_and_each_role_goes_on_with_it() -> None:
     world = World()
     before: list[AnyRecord] = [
-        Committed([(5, [])], [], SinkBatch("sink", "q", 3)), Named("app", 1),
+        Committed([(5, [])], [], SinkBatch("sink", "q", 3)), NameHolderChanged("app", 1),
         Prepared(6, TransactionOwner("me", 60.0), [], 100.0),
     ]  # fmt: skip
     world.log = before

@@ -16,7 +16,7 @@ from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
-from magnetar.broker.subscription.core.pending_acks import Clash
+from magnetar.broker.subscription.core.pending_acks import AckRefused
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
 from magnetar.broker.transaction.intents_core import End, EndVerb, GetStatus, Join, Limits, SendOutcome
@@ -63,7 +63,7 @@ class Topic:
         self.core.finish_replay()
         self.cursor = again(self.stored_cursor, self.asked)
         for txn in self.cursor.pending.of if self.cursor.pending is not None else ():
-            self.core.begin_resolving(txn)
+            self.core.register_unresolved(txn)
 
     def crash(self) -> None:
         self.flying.clear()
@@ -88,7 +88,7 @@ class Topic:
         wanted = TxnAcks()
         wanted.add(WORK)
         new = pending_acks.judge(self.cursor, txn, wanted)
-        assert not isinstance(new, Clash)
+        assert not isinstance(new, AckRefused)
         pending_acks.add_pending(self.cursor, txn, new)
         self.stored_cursor = again(self.cursor, self.asked)
         self.acked = True
@@ -140,7 +140,7 @@ class Life:
         time what is open."""
         if topic.core.is_open(self.id) and not asks:
             return True
-        topic.core.begin_resolving(self.id)
+        topic.core.register_unresolved(self.id)
         state = self.ask(Join, topic.name)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             return topic.core.on_joined(self.id)
@@ -217,7 +217,7 @@ class Life:
     def heal(self) -> None:
         for _ in range(3):
             self.world.tick(self.world.limits.timeout_s_max + 1)
-            self.world.core.decisions.promote_deferred_records()
+            self.world.core.decisions.append_deferred_records_next()
             self.world.flush()
             while self.world.settling:
                 self.settle(self.world.settling.pop(0))

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
-from magnetar.bookie.maintenance.copies_core import bookies_of
+from magnetar.bookie.maintenance.copies_core import bookies_of_ledger
 from magnetar.cli.run.members import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
@@ -69,7 +69,7 @@ async def _named(store: MetadataStore, there: Collection[str]) -> list[str]:
         some = ledgers[start : start + AT_ONCE]
         for record in await asyncio.gather(*[marks.read_ledger(store, each) for each in some]):
             if record is not None:
-                gone.update(bookie for bookie in bookies_of(record) if bookie not in there)
+                gone.update(bookie for bookie in bookies_of_ledger(record) if bookie not in there)
     return [f"{count} ledgers name bookie {bookie}, which is gone" for bookie, count in sorted(gone.items())]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.source import Backlog, PartitionReader, Source, SourceEntry, find_topics
+from magnetar.cli.migrate.source import Backlog, MigrationSource, PartitionReader, SourceEntry, find_topics
 from magnetar.client.connect.world import client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
@@ -17,8 +17,8 @@ from tests.broker.pulsar.raw import Raw, T, simulate
 TOPIC = TopicName.parse(T)
 
 
-def source_at(world: World, endpoint: Endpoint, timeout_s: float = 5.0) -> Source:
-    return Source(f"pulsar://{endpoint}", NOTHING, timeout_s, world)
+def source_at(world: World, endpoint: Endpoint, timeout_s: float = 5.0) -> MigrationSource:
+    return MigrationSource(f"pulsar://{endpoint}", NOTHING, timeout_s, world)
 
 
 async def filled(world: World, endpoint: Endpoint, count: int) -> Raw:

@@ -12,7 +12,14 @@ from pyroaring import BitMap
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode_batch_entry
 from magnetar.client.core.effects import ErrorLogThrottle
 from magnetar.client.core.failover import Backoff, PartitionRouter, PartitionsRoutingMode
-from magnetar.client.core.redelivery import PRECISION_MS, WHOLE, AckTimeoutTracker, AckTracker, NackTracker, Permits
+from magnetar.client.core.redelivery import (
+    PRECISION_MS,
+    WHOLE,
+    AckTimeoutTracker,
+    AckTracker,
+    NackTracker,
+    ReceivePermits,
+)
 from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
@@ -113,7 +120,7 @@ def test_a_single_partition_is_kept() -> None:
 # ---------------------------------------------------------------------------------- permits, back-off
 @given(st.integers(0, 50), st.lists(st.integers(1, 20)))
 def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
-    permits = Permits(size, nullcontext())
+    permits = ReceivePermits(size, nullcontext())
     granted = permits.start_stream()
     assert granted == max(1, size)
     again = 0

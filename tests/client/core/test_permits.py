@@ -16,7 +16,7 @@ from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Rea
 from magnetar.broker.subscription.core.policy import Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError
-from magnetar.client.core.redelivery import Permits
+from magnetar.client.core.redelivery import ReceivePermits
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, plain_items
@@ -54,7 +54,7 @@ class Walk:
         self.up: deque[int] = deque()
         self.queue: list[tuple[Position, int]] = []  # (entry, permits that it gives back)
         self.taken: list[Position] = []
-        self.permits = Permits(self.size, nullcontext())
+        self.permits = ReceivePermits(self.size, nullcontext())
         self.connect()
 
     def connect(self) -> None:
@@ -138,7 +138,7 @@ class Walk:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
             before = self.cursor.acked_count(position)
-            if self.cursor.ack_bits(position, bits_of_indexes([self.rng.randrange(count)]), count):
+            if self.cursor.ack_messages_of_batch(position, bits_of_indexes([self.rng.randrange(count)]), count):
                 self.dispatcher.on_acked(self.member, position)
             else:
                 self.dispatcher.on_messages_acked(self.member, position, self.cursor.acked_count(position) - before)

@@ -9,15 +9,15 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.checksum import encode_varint
-from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_bounds, long_fields, split_long
+from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, fields_of_long_items, item_bounds, split_long_items
 from magnetar.runtime.network import rpc
 
-FIELDS = long_fields(wire.ClientFrames)
+FIELDS = fields_of_long_items(wire.ClientFrames)
 PUBLISH = 0x1A
 
 
 def taken(data: bytes | bytearray) -> tuple[list[LongItem], int]:
-    return split_long(data, FIELDS, wire.ClientFrame)
+    return split_long_items(data, FIELDS, wire.ClientFrame)
 
 
 def read(frame: Any) -> tuple[int, str, bytes]:
@@ -28,7 +28,7 @@ def read(frame: Any) -> tuple[int, str, bytes]:
 def test_only_fields_of_bytes_beside_an_id_are_left() -> None:
     assert FIELDS == {PUBLISH: "publish"}
     for method in ("Read", "WatchTopics"):
-        assert long_fields(rpc("Broker", method).request) == {}
+        assert fields_of_long_items(rpc("Broker", method).request) == {}
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])

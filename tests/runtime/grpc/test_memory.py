@@ -12,7 +12,7 @@ import pytest
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, CallerLimits, ListenerAccess, Principal
-from magnetar.runtime.budget import WINDOW_MIN, ArrivingMemory, CallerMemory, MemoryBudget
+from magnetar.runtime.budget import WINDOW_MIN, ArrivingMessagesMemory, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
@@ -154,7 +154,7 @@ async def test_many_that_send_their_most_at_once_hold_what_one_bound_says_and_al
 class Read(MessageStream):
     """A stream that is read, with the smallest window."""
 
-    def __init__(self, arrivals: ArrivingMemory) -> None:
+    def __init__(self, arrivals: ArrivingMessagesMemory) -> None:
         super().__init__(MIB, arrivals)
         self.came: list[int] = []
         self.over = False
@@ -176,7 +176,7 @@ class Read(MessageStream):
 
 @derives
 async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end() -> None:
-    arrivals = ArrivingMemory(100)
+    arrivals = ArrivingMessagesMemory(100)
     first, second = Read(arrivals), Read(arrivals)
     first.on_data(memoryview(prefix(60_000) + bytes(30_000)))
     second.on_data(memoryview(prefix(40_000) + bytes(30_000)))
@@ -193,7 +193,7 @@ async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end()
 
 @derives
 async def test_a_stream_that_ends_within_a_second_message_that_waits_ends_after_that_has_a_place() -> None:
-    arrivals = ArrivingMemory(100)
+    arrivals = ArrivingMessagesMemory(100)
     first, second = Read(arrivals), Read(arrivals)
     first.on_data(memoryview(prefix(60_000) + bytes(30_000)))
     second.on_data(memoryview(prefix(40_000) + bytes(30_000)))

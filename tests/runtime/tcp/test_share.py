@@ -15,7 +15,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server
 from magnetar.runtime.tcp import http2 as http2
 from magnetar.runtime.tcp import http2_frames as frames
-from magnetar.runtime.tcp.share import LOOK_S, SHARE_MOST, SHARE_RATE, TIDY_MIN, LoopShare
+from magnetar.runtime.tcp.share import LOOK_S, SHARE_MOST, SHARE_RATE, TIDY_MIN, UnauthenticatedLoopShare
 from tests.runtime.tcp.test_patience import OPENED, Served, Strict, begun, data, message
 from tests.support.wire import Wire
 
@@ -28,7 +28,7 @@ PINGS = b"".join(frames.ping(each.to_bytes(8, "big")) for each in range(400))
 
 
 class Ticks:
-    """The loop of a `LoopShare`: its time and its timers."""
+    """The loop of a `UnauthenticatedLoopShare`: its time and its timers."""
 
     def __init__(self) -> None:
         self.now, self.timers = 0.0, list[Callable[[], None]]()
@@ -55,7 +55,7 @@ class Port(Served):
     def __init__(self) -> None:
         self.ticks = Ticks()
         self.listener = server._Listener([("Broker", self)], ListenerAccess(Strict()), SystemClock())
-        self.share = self.listener.share = LoopShare(self.ticks)  # type: ignore[arg-type]
+        self.share = self.listener.share = UnauthenticatedLoopShare(self.ticks)  # type: ignore[arg-type]
         self.release = asyncio.Event()
         self.ends: list[server._ServerConnection] = []
 
@@ -129,7 +129,7 @@ async def test_a_caller_that_comes_while_a_crowd_waits_is_admitted_at_the_next_l
 async def test_a_caller_that_is_known_waits_for_no_share(port: Port) -> None:
     end, wire = await port.known()
     await port.crowd(PINGS)
-    assert port.share.is_spent
+    assert port.share.is_share_used_up
     before = port.share.spent
     for number in range(50):
         del wire.written[:]
@@ -167,21 +167,21 @@ async def test_one_that_is_lost_while_it_waits_is_not_called_again(port: Port) -
 async def test_turns_that_are_over_are_forgotten_while_others_come(port: Port) -> None:
     port.share.spend(10 * int(SHARE_MOST))
     for _ in range(5000):
-        port.share.queue_turn(lambda: None, is_light=True).cancel()
-        port.share.queue_turn(lambda: None, is_light=False).cancel()
+        port.share.queue_connection_turn(lambda: None, is_light=True).cancel()
+        port.share.queue_connection_turn(lambda: None, is_light=False).cancel()
     await port.ticks.tick()
     assert len(port.share._light) + len(port.share._heavy) <= TIDY_MIN
 
 
 async def test_who_asks_for_another_turn_within_its_own_has_it_at_the_next_look() -> None:
     ticks, had = Ticks(), list[int]()
-    share = LoopShare(ticks)  # type: ignore[arg-type]
+    share = UnauthenticatedLoopShare(ticks)  # type: ignore[arg-type]
 
     def again() -> None:
         had.append(len(had))
-        share.queue_turn(again, is_light=True)
+        share.queue_connection_turn(again, is_light=True)
 
-    share.queue_turn(again, is_light=True)
+    share.queue_connection_turn(again, is_light=True)
     for looks in range(1, 4):
         await ticks.tick()
         assert len(had) == looks

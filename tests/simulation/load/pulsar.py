@@ -23,7 +23,7 @@ import random
 from collections import deque
 from typing import Any
 
-from magnetar.broker.pulsar.frames import FrameCutter, encode_frame, parse_frame
+from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame
 from magnetar.broker.pulsar.translate import encode_ack_set, signed_long, unsigned_long
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
@@ -132,7 +132,7 @@ class Connection:
         self.consumers: dict[int, PulsarConsumer] = {}
         self._stream = stream
         self._client = client
-        self._frames = FrameCutter(64 << 20)
+        self._frames = PulsarFrameSplitter(64 << 20)
         self._waiting: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._heard = True

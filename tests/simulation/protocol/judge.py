@@ -105,7 +105,7 @@ class Judge:
             self._covered(record, entry, "5: entry {} of ledger {} is confirmed with {} of {} synced copies")
 
     def _covered(self, record: LedgerRecord, entry: int, text: str) -> None:
-        fragment, _ = m.fragment_of(record, entry)
+        fragment, _ = m.find_fragment_of_entry(record, entry)
         size, ledger, copies = record.ensemble_size, record.ledger_id, 0
         bookies = self._simulation.bookies
         for at in range(record.write_quorum):
@@ -166,7 +166,7 @@ class Judge:
         acked = self.ledgers[after.ledger_id].acked if after.ledger_id in self.ledgers else 0
         for fragment in after.fragments:
             if known.get(fragment.first_entry, fragment) != fragment:
-                end = m.fragment_of(after, fragment.first_entry)[1]
+                end = m.find_fragment_of_entry(after, fragment.first_entry)[1]
                 last = acked - 1 if end < 0 else min(end, acked - 1)
                 for entry in range(fragment.first_entry, last + 1):
                     self._covered(after, entry, "7: entry {} of ledger {} has {} of {} synced copies where it is put")
@@ -179,8 +179,8 @@ class Judge:
 
     def recovered(self, record: LedgerRecord, end: int, votes: dict[int, dict[str, int]]) -> None:
         """`votes`: of each entry, the bookies that said for certain that they do not have it."""
-        fragment, _ = m.fragment_of(record, end + 1)
-        write_set = m.striping_of(record).write_set(end + 1)
+        fragment, _ = m.find_fragment_of_entry(record, end + 1)
+        write_set = m.striping_of_record(record).write_set(end + 1)
         snapshot = {fragment.bookies[slot] for slot in write_set}
         bookies, ledger = self._simulation.bookies, record.ledger_id
         misses = [name for name in votes.get(end + 1, {}) if name in snapshot and bookies[name].is_fenced(ledger)]

@@ -29,35 +29,35 @@ class Reader:
         self.client = client
         self.ledger = ledger
         self.record = record
-        self.bound = rd.ReadBound(record)
+        self.bound = rd.ReadableEntryBound(record)
         self.next = 0
         self.done = done
         self._tries = 0
         self._after = simulation.healed  # it began when all was healed: what it cannot read is lost
-        self._read: rd.RangeRead | None = None  # that is under way
+        self._read: rd.EntryRangeRead | None = None  # that is under way
         self._go_on()
 
     def _go_on(self) -> None:
         if self.bound.closed:
             self.simulation.judge.end_believed(self.ledger, self.bound.last_entry)
         if self.next <= self.bound.last_entry:
-            self._read = read = rd.RangeRead(self.record, self.next, self.bound.last_entry, 1 << 20)
+            self._read = read = rd.EntryRangeRead(self.record, self.next, self.bound.last_entry, 1 << 20)
             self._step(read, read.start())
         elif self.bound.closed:
             self.done(True)
         else:
             self._refresh()
 
-    def _learn(self, read: rd.RangeRead, fact: rd.Fact) -> None:
+    def _learn(self, read: rd.EntryRangeRead, fact: rd.Fact) -> None:
         """Answers that come when the read is over have no use."""
         if read is self._read:
             self._step(read, read.receive(fact))
             read.check()
 
-    def _step(self, read: rd.RangeRead, effect: rd.Effect | None) -> None:
+    def _step(self, read: rd.EntryRangeRead, effect: rd.Effect | None) -> None:
         if effect is None:
             return
-        if isinstance(effect, rd.AskBookie):
+        if isinstance(effect, rd.SendReadToBookie):
             self._ask(read, effect)
             return
         self._read = None
@@ -76,13 +76,13 @@ class Reader:
             else:
                 self._refresh()
 
-    def _ask(self, read: rd.RangeRead, ask: rd.AskBookie) -> None:
+    def _ask(self, read: rd.EntryRangeRead, ask: rd.SendReadToBookie) -> None:
         name, count = ask.bookie, min(ask.count, RANGE_MAX)
 
         def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, lac, entries = found
             if status is Status.OK:
-                self.bound.raise_lac(lac)
+                self.bound.advance_lac(lac)
                 self._learn(read, rd.EntriesRead(name, [self._frame(stored) for stored in entries]))
             elif status in CERTAIN:
                 self._learn(read, rd.EntryMissing(name))
@@ -130,7 +130,7 @@ class Reader:
 
         def answered(found: tuple[Status, int]) -> None:
             if found[0] is Status.OK:
-                self.bound.raise_lac(found[1])
+                self.bound.advance_lac(found[1])
             self._later()
 
         self.simulation.network.request(

@@ -60,7 +60,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.records import decode as decode_record
 from magnetar.metadata.store import Check, Delete, Put
-from magnetar.metadata.tree import JobResult
+from magnetar.metadata.tree import TreeJobResult
 from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import ConnectionEnd
@@ -330,7 +330,7 @@ class Observer:
         if node is not None and record.bookie not in self.graves:
             self.node_of[record.bookie] = node
 
-    def session_ended(self, done: JobResult) -> None:
+    def session_ended(self, done: TreeJobResult) -> None:
         for change in done.changes:
             self._told(f"{self._name(change.path)} is gone: its session ended")
 

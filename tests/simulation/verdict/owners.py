@@ -94,7 +94,7 @@ class Owners:
         """As long as it lasts."""
         begin, commit_batch = RunningCoordinator.begin, RunningCoordinator.commit_batch
         ask_end, end_half, remember = (
-            RunningCoordinator.end_nowait,
+            RunningCoordinator.end_transaction_nowait,
             RunningCoordinator.end_half,
             TransactionTable.record_abort,
         )
@@ -145,7 +145,7 @@ class Owners:
         with (
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "commit_batch", batch),
-            mock.patch.object(RunningCoordinator, "end_nowait", end),
+            mock.patch.object(RunningCoordinator, "end_transaction_nowait", end),
             mock.patch.object(RunningCoordinator, "end_half", half),
             mock.patch.object(TransactionTable, "record_abort", remembered),
         ):

@@ -55,7 +55,7 @@ class _Rest:
     async def run(self, world: World) -> None:
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world))
         copier = Copier(client.bookies, world.clock, RepairConfig())
-        await client.bookies.wait_listed()
+        await client.bookies.wait_bookies_listed()
         forced_at = world.clock.monotonic() + FORCED_S
         while True:
             waits_for = self._waits_for() or await self._unended(client) or await self._incomplete(copier)

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from magnetar.broker.subscription.core.dispatch import Delivery
-from magnetar.broker.subscription.pump import Pump
+from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic.producer import Producer
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, decode
@@ -129,7 +129,7 @@ class RightsJudge:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts the judge sees what brokers store and deliver."""
-        publish, deliver = Producer.publish, Pump._deliver
+        publish, deliver = Producer.publish, DeliveryPump._deliver
 
         def published(producer: Producer, client_part: bytes) -> bool:
             taken = publish(producer, client_part)
@@ -137,10 +137,10 @@ class RightsJudge:
                 self.used(46, producer.principal, "produce")
             return taken
 
-        def delivered(pump: Pump, deliveries: Sequence[Delivery]) -> None:
+        def delivered(pump: DeliveryPump, deliveries: Sequence[Delivery]) -> None:
             for id_ in dict.fromkeys(each.member.id for each in deliveries):
                 self.used(47, pump._subscription.consumers[id_].principal, "consume")
             deliver(pump, deliveries)
 
-        with mock.patch.object(Producer, "publish", published), mock.patch.object(Pump, "_deliver", delivered):
+        with mock.patch.object(Producer, "publish", published), mock.patch.object(DeliveryPump, "_deliver", delivered):
             yield

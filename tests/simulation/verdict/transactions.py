@@ -143,7 +143,7 @@ class Coordination:
         append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_nowait, CoordinatorLog.take_over
         state_of, begin = RunningCoordinator._state, RunningCoordinator.begin
         join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.get_status
-        join_nowait, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.end_nowait
+        join_nowait, ask_end = RunningCoordinator.join_nowait, RunningCoordinator.end_transaction_nowait
 
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             own, txns = self.appending(log.number, records)
@@ -206,7 +206,7 @@ class Coordination:
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "join", joined),
             mock.patch.object(RunningCoordinator, "join_nowait", joined_now),
-            mock.patch.object(RunningCoordinator, "end_nowait", end_asked),
+            mock.patch.object(RunningCoordinator, "end_transaction_nowait", end_asked),
             mock.patch.object(RunningCoordinator, "end", ended),
             mock.patch.object(RunningCoordinator, "get_status", asked),
         ):

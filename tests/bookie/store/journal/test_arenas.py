@@ -1,6 +1,6 @@
 """The memory of blocks that bypass the page cache."""
 
-from magnetar.bookie.store.journal.journal import BlockBuffers
+from magnetar.bookie.store.journal.journal import JournalBlockBuffers
 from magnetar.runtime.disk import SystemFiles
 
 
@@ -15,7 +15,7 @@ class Counting(SystemFiles):
 
 def test_blocks_take_turns_and_a_longer_one_keeps_its_memory_for_the_next() -> None:
     files = Counting()
-    arenas = BlockBuffers(files, 8192, 3)
+    arenas = JournalBlockBuffers(files, 8192, 3)
     held = [arenas.fill([b"%d" % number], 4096) for number in range(3)]
     assert [bytes(each[:2]) for each in held] == [b"0\0", b"1\0", b"2\0"], "three are on their way"
     for number in range(9):

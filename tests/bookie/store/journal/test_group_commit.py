@@ -33,7 +33,7 @@ from magnetar.bookie.store.journal.group_commit_core import (
     Stage,
     WriteBlock,
 )
-from magnetar.bookie.store.journal.journal import RecordGroup, block_buffers
+from magnetar.bookie.store.journal.journal import JournalRecordGroup, block_buffers
 from magnetar.bookie.store.journal.replay import JournalReader
 from magnetar.bookie.store.journal.segments import JournalPosition, Segment, Segments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault
@@ -52,9 +52,9 @@ class Death(Exception):
     """The process dies here."""
 
 
-def group_of(number: int, rng: random.Random) -> RecordGroup:
+def group_of(number: int, rng: random.Random) -> JournalRecordGroup:
     """A group whose entry ids name it; most fill whole blocks, so that blocks end where others began."""
-    group = RecordGroup()
+    group = JournalRecordGroup()
     if rng.random() < 0.05:
         return group
     payload = rng.randbytes(rng.choice((100, 100, 4000, 4000, 4000, 7000, BLOCK_BYTES_MAX - 200)))
@@ -90,7 +90,7 @@ class Walk:
     def live(self) -> None:
         rng = self.rng
         self.core: GroupCommit[int] = GroupCommit(block_bytes_max=BLOCK_BYTES_MAX)
-        self.groups: dict[int, RecordGroup] = {}
+        self.groups: dict[int, JournalRecordGroup] = {}
         self.empty: set[int] = set()
         self.flying: dict[int, WriteBlock[int]] = {}
         self.beginning: BeginSegment | None = None
@@ -102,7 +102,7 @@ class Walk:
             self.files, FOLDER, UUID, rng, mock.Mock(), segment_bytes=SEGMENT_BYTES,
             first_segment_bytes=rng.choice((3, 10)) * ALIGNMENT, spares_max=2, direct=self.direct,
         )  # fmt: skip
-        self.segments.adopt_spares()
+        self.segments.adopt_spare_files()
         self.segment: Segment | None = None
         try:
             self.begun(self.end)

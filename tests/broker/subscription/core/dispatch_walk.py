@@ -22,11 +22,11 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks,
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.key_shared import KeyShared
-from magnetar.broker.subscription.core.pending_acks import first_returned, freed_entries
+from magnetar.broker.subscription.core.pending_acks import entries_of_aborted_acks, first_redelivered_entry
 from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.core.subscription_types import type_of
-from magnetar.broker.subscription.pump import ReturnQueue
+from magnetar.broker.subscription.pump import RedeliveryReturnQueue
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
 from magnetar.proto.names import Position
@@ -167,7 +167,7 @@ class Walk:
     def grow(self) -> None:
         rng, tail = self.rng, self.shape.tail
         if rng.random() < 0.05:
-            self.shape.close_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
+            self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
             tail = self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
         for _ in range(rng.choice([1, 2, 6])):
             count = rng.choice([1, 1, 2, 5])
@@ -188,7 +188,7 @@ class Walk:
         self.now_ms += ms or self.rng.choice([1, 20, 60])
         delays = self.dispatcher.delays
         while delays is not None and (due := delays.take_due(self.now_ms, self.rng.choice([1, 5]))):
-            self.dispatcher.add_due(due)
+            self.dispatcher.add_entries_due(due)
 
     def note(self) -> None:
         """The newest entry is held back before anybody has read it."""
@@ -314,7 +314,9 @@ class Walk:
         if index not in before:
             before.add(index)
             self.count_anew(position, index)
-        if self.cursor.ack_bits(position, bits_of_indexes([index]), account.held[position] if not known else 0):
+        if self.cursor.ack_messages_of_batch(
+            position, bits_of_indexes([index]), account.held[position] if not known else 0
+        ):
             self.dispatcher.on_acked(account.member, position)
         else:
             self.dispatcher.on_messages_acked(account.member, position, len(before) - known)
@@ -404,7 +406,7 @@ class Walk:
             position = self.rng.choice(sorted(self.held_back))
             self.held_back.discard(position)
             self.dispatcher.held.drop(position)
-            self.dispatcher.add_released([position])
+            self.dispatcher.add_entries_released([position])
 
     def nack_all(self) -> None:
         if self.accounts:
@@ -606,22 +608,22 @@ class Walk:
             for position, indexes in own.items():
                 self.plain(None, position, indexes)
             return
-        assert first_returned(self.cursor, settled.acks) == first
+        assert first_redelivered_entry(self.cursor, settled.acks) == first
         if not self.individual:
-            self.dispatcher.rewind_to(first)
+            self.dispatcher.move_read_position_back(first)
             for account in self.accounts.values():
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
-        returns = ReturnQueue(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
-        returns.add_partly_freed(sorted(settled.shown))
+        returns = RedeliveryReturnQueue(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
+        returns.add_batches_of_aborted_acks(sorted(settled.shown))
         for position in sorted(settled.shown) if self.ordered else ():
             for account in self.accounts.values():
                 self.note_failed(account, [position])
         for account in self.accounts.values():
             account.held = {each: held for each, held in account.held.items() if each not in own}
         self.unblock()
-        returns.add_freed(freed_entries(self.cursor, settled, tail=not self.individual))
-        returns.return_all()
+        returns.add_entries_of_aborted_acks(entries_of_aborted_acks(self.cursor, settled, tail=not self.individual))
+        returns.return_all_entries()
         for position in own:
             self.counts[position] = self.counts.get(position, 0) + 1
 
@@ -638,7 +640,9 @@ class Walk:
     def persist(self) -> None:
         parts = {position: set(indexes) for position, indexes in self.acked_indexes.items()}
         in_txn = {txn: {each: set(some) for each, some in own.items()} for txn, own in self.in_txn.items()}
-        self.persisted = (self.cursor.copy_state(), set(self.acked), parts, dict(self.counts), in_txn, self.cumulative)
+        self.persisted = (
+            self.cursor.copy_cursor_state(), set(self.acked), parts, dict(self.counts), in_txn, self.cumulative
+        )
 
     def restart(self) -> None:
         """A crash, or a move to another broker: only the stored cursor is left."""

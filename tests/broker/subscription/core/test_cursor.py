@@ -57,7 +57,7 @@ def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int
             cursor.ack(position)
             model.ack(position, range(BATCH))
         elif action == "batch":
-            cursor.ack_bits(position, bits_of_indexes([index]), BATCH)
+            cursor.ack_messages_of_batch(position, bits_of_indexes([index]), BATCH)
             model.ack(position, [index])
         elif action == "upto":
             cursor.ack_cumulative(position)
@@ -93,17 +93,17 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
 
 def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor = cursor_on(shape_of(5))
-    assert not cursor.is_dirty
+    assert not cursor.has_unstored_changes
     cursor.ack(Position(10, 0))
     version, mark = cursor.version, cursor.mark
     cursor.ack(Position(10, 1))
     cursor.on_stored(version, mark)
-    assert cursor.is_dirty
+    assert cursor.has_unstored_changes
     assert cursor.persisted_mark == (10, 0)
     cursor.on_stored(cursor.version, cursor.mark)
-    assert not cursor.is_dirty
+    assert not cursor.has_unstored_changes
     assert not cursor.ack(Position(10, 1)), "acknowledged twice"
-    assert not cursor.is_dirty
+    assert not cursor.has_unstored_changes
     with pytest.raises(AssertionError):
         cursor.on_stored(cursor.version + 1, cursor.mark)
 
@@ -111,12 +111,12 @@ def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
 def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() -> None:
     cursor = cursor_on(shape_of(5))
     cursor.ack_cumulative(Position(10, 3))
-    assert cursor.safe_mark == (10, -1), "not stored yet"
+    assert cursor.durable_trim_mark == (10, -1), "not stored yet"
     cursor.on_stored(cursor.version, cursor.mark)
-    assert cursor.safe_mark == (10, 3)
+    assert cursor.durable_trim_mark == (10, 3)
     cursor.seek(Position(10, 0))
     assert cursor.persisted_mark == (10, 3)
-    assert cursor.safe_mark == (10, 0)
+    assert cursor.durable_trim_mark == (10, 0)
 
 
 def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_stored() -> None:
@@ -160,15 +160,15 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
 
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_bits(Position(10, 0), bits_of_indexes([0, 1, 2]))
-    assert not cursor.learn_batch_size(Position(10, 0), 4)
-    assert cursor.ack_bits(Position(10, 0), bits_of_indexes([3]))
+    assert not cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([0, 1, 2]))
+    assert not cursor.set_batch_size_if_unknown(Position(10, 0), 4)
+    assert cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([3]))
     assert cursor.mark == (10, 0)
 
 
 def test_indexes_beyond_a_batch_acknowledge_nothing() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_bits(Position(10, 0), bits_of_indexes([1, 7, 4_000_000_000]), 3)
+    assert not cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([1, 7, 4_000_000_000]), 3)
     assert cursor.acked_indexes(Position(10, 0)) == [1]
 
 
@@ -177,8 +177,8 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     cursor = cursor_on(before)
     for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
         cursor.ack(Position(*position))
-    cursor.ack_bits(Position(10, 0), bits_of_indexes([0]), 2)
-    state = cursor.copy_state()
+    cursor.ack_messages_of_batch(Position(10, 0), bits_of_indexes([0]), 2)
+    state = cursor.copy_cursor_state()
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)
     again = Cursor(after, state)
@@ -205,7 +205,7 @@ def test_a_million_holes_are_one_step_and_the_mark_takes_it() -> None:
 def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
     cursor = cursor_on(shape_of(10))
     for entry in (2, 3, 5, 7):
-        cursor.ack_bits(Position(10, entry), 0b10, 3)
+        cursor.ack_messages_of_batch(Position(10, entry), 0b10, 3)
         assert cursor.count_redelivery(Position(10, entry)) == 1
     assert cursor.count_redelivery(Position(10, 7), 99) == 2
     assert cursor.redelivery_count(Position(10, 7)) == 2
@@ -213,7 +213,7 @@ def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
     assert (list(cursor.partial), list(cursor.counts)) == ([(10, 5), (10, 7)], [(10, 5), (10, 7)])
     cursor.ack_cumulative(Position(10, 6))
     assert (list(cursor.partial), list(cursor.counts)) == ([(10, 7)], [(10, 7)])
-    cursor.ack_bits(Position(10, 7), 0b101, 3)
+    cursor.ack_messages_of_batch(Position(10, 7), 0b101, 3)
     cursor.check()
     assert cursor.memory_bytes < 2000
     assert not cursor.counts
@@ -223,10 +223,10 @@ def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
     cursor, place = cursor_on(shape_of(4)), Position(10, 1)
     cursor.counts_first = True
     assert [cursor.count_redelivery(place) for _ in range(2)] == [1, 2]
-    cursor.ack_bits(place, bits_of_indexes([1]), BATCH)
+    cursor.ack_messages_of_batch(place, bits_of_indexes([1]), BATCH)
     assert cursor.redelivery_count(place) == 2, "the first one is left"
     cursor.changed_chunks.clear()
-    cursor.ack_bits(place, bits_of_indexes([0]), BATCH)
+    cursor.ack_messages_of_batch(place, bits_of_indexes([0]), BATCH)
     assert (cursor.redelivery_count(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
     assert cursor.count_redelivery(place) == 1
     cursor.counts_first = False

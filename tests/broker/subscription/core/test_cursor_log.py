@@ -44,7 +44,7 @@ def test_one_ack_rewrites_one_chunk() -> None:
     log.on_write_confirmed(second)
     assert len(second.entries) == 2, "one chunk and the marker"
     assert sum(map(len, second.entries)) < 11_000
-    assert state_of(second.entries, [*first.entries, *second.entries]) == cursor.copy_state()
+    assert state_of(second.entries, [*first.entries, *second.entries]) == cursor.copy_cursor_state()
 
 
 def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
@@ -56,7 +56,7 @@ def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
     assert len(second.entries) == 1
     found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
     found.adapt_to_log()
-    assert found.copy_state() == cursor.copy_state()
+    assert found.copy_cursor_state() == cursor.copy_cursor_state()
 
 
 def test_what_a_failed_write_held_is_in_the_next_one() -> None:
@@ -65,7 +65,7 @@ def test_what_a_failed_write_held_is_in_the_next_one() -> None:
     cursor.ack(Position(200, 8))
     log.on_write_failed(log.plan_write(cursor, 2), cursor)
     again = CursorLog().plan_write(cursor, 3)
-    assert state_of(again.entries, again.entries) == cursor.copy_state()
+    assert state_of(again.entries, again.entries) == cursor.copy_cursor_state()
 
 
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
@@ -101,4 +101,4 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
     assert cursor.memory_bytes < 2_000_000
     write = CursorLog().plan_write(cursor, 1)
     assert max(map(len, write.entries)) < 16_384
-    assert state_of(write.entries, write.entries) == cursor.copy_state()
+    assert state_of(write.entries, write.entries) == cursor.copy_cursor_state()

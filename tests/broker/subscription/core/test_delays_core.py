@@ -20,9 +20,9 @@ from magnetar.broker.subscription.core.delay_buckets import (
     LOOKAHEAD_MS,
     MERGE_MIN,
     ROW_BYTES,
-    BucketDraft,
     DelaySegment,
-    LoadSegments,
+    ReadDelaySegments,
+    UnstoredDelayBucket,
     delay_key_of,
 )
 from magnetar.broker.subscription.core.delays import DelayIndex
@@ -36,11 +36,11 @@ START_MS = 1_000_000
 class Storage:
     """What survives: ledgers of buckets, and which of them are named."""
 
-    ledgers: dict[int, BucketDraft] = field(default_factory=dict)
+    ledgers: dict[int, UnstoredDelayBucket] = field(default_factory=dict)
     named: list[int] = field(default_factory=list)
     next_ledger: int = 1000
 
-    def write(self, draft: BucketDraft) -> int:
+    def write(self, draft: UnstoredDelayBucket) -> int:
         self.next_ledger += 1
         self.ledgers[self.next_ledger] = draft
         return self.next_ledger
@@ -63,8 +63,8 @@ class Walk:
         self.cursor = Cursor(self.shape, self.state)
         self.cursor.adapt_to_log()
         self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
-        self.draft: BucketDraft | None = None
-        self.loads: list[LoadSegments] = []
+        self.draft: UnstoredDelayBucket | None = None
+        self.loads: list[ReadDelaySegments] = []
         self.delivered: set[Position] = set()
         self.read = self.shape.after(self.cursor.mark)
         for ledger_id in self.storage.named:
@@ -79,7 +79,7 @@ class Walk:
             delay = self.rng.choice((0, 0, 500, 20_000, 60_000, self.rng.randrange(200_000)))
             self.times[Position(tail.ledger_id, tail.last_entry)] = self.now_ms + delay
         if self.rng.random() < 0.2:
-            self.shape.close_span(tail.ledger_id, tail.last_entry, tail.end_index, 0, 0)
+            self.shape.close_last_ledger_span(tail.ledger_id, tail.last_entry, tail.end_index, 0, 0)
             self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
 
     def pump(self) -> None:
@@ -99,7 +99,7 @@ class Walk:
             else:
                 self.deliver(self.read)
             self.read = Position(self.read[0], self.read[1] + 1)
-        self.loads += self.delays.take_loads(self.now_ms)
+        self.loads += self.delays.take_segment_reads(self.now_ms)
 
     def deliver(self, position: Position) -> None:
         assert self.times[position] <= self.now_ms, "delivered before its time"
@@ -111,10 +111,10 @@ class Walk:
         self.now_ms += self.rng.choice((10, 300, 5_000, 30_000, -4_000, -60_000, 100_000))
 
     def seal(self) -> None:
-        if self.draft is None and (self.delays.must_seal or self.rng.random() < 0.3):
+        if self.draft is None and (self.delays.must_make_bucket or self.rng.random() < 0.3):
             self.draft = self.delays.seal(self.now_ms, least=self.rng.choice((None, 1)))
         elif self.draft is not None and self.rng.random() < 0.2:
-            self.delays.on_seal_failed()
+            self.delays.on_bucket_store_failed()
             self.draft = None
         elif self.draft is not None:
             ledger_id = self.storage.write(self.draft)
@@ -125,7 +125,7 @@ class Walk:
             if self.rng.random() < 0.1:
                 self.crash()
                 return
-            self.delays.on_sealed(ledger_id)
+            self.delays.on_bucket_stored(ledger_id)
             self.draft = None
 
     def load(self) -> None:
@@ -154,7 +154,7 @@ class Walk:
             self.read = max(self.read, self.shape.after(self.cursor.mark))
 
     def store(self) -> None:
-        self.state = self.cursor.copy_state()
+        self.state = self.cursor.copy_cursor_state()
 
     def crash(self) -> None:
         self.start()
@@ -166,7 +166,7 @@ class Walk:
             self.pump()
             self.load()
             if self.draft is not None:
-                self.delays.on_seal_failed()
+                self.delays.on_bucket_store_failed()
                 self.draft = None
         missing = [each for each in self.times if each not in self.delivered and not self.cursor.is_acked(each)]
         assert not missing, "never delivered"
@@ -203,7 +203,7 @@ def held(entries: int, at_ms: int = 0) -> DelayIndex:
 def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
     draft = delays.seal(0, least=1)
     assert draft is not None, "there was something to seal"
-    delays.on_sealed(ledger_id)
+    delays.on_bucket_stored(ledger_id)
     return draft.segments
 
 
@@ -227,10 +227,10 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     again.add_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
     assert again.next_undelayed(Position(10, 0)) == (10, 10_000)
-    assert again.take_loads(0) == []
+    assert again.take_segment_reads(0) == []
     assert again.memory_bytes == 5 * ROW_BYTES
     assert again.next_due_ms == 100_000 - LOOKAHEAD_MS
-    assert again.take_loads(100_000 - LOOKAHEAD_MS) == [LoadSegments(500, 0, 0)]
+    assert again.take_segment_reads(100_000 - LOOKAHEAD_MS) == [ReadDelaySegments(500, 0, 0)]
 
 
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
@@ -240,7 +240,7 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     again.add_bucket(500, segments, now_ms=104_500)
     assert again.next_undelayed(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
-    assert again.take_loads(104_500) == [LoadSegments(500, 2, 3)]
+    assert again.take_segment_reads(104_500) == [ReadDelaySegments(500, 2, 3)]
 
 
 def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
@@ -256,9 +256,9 @@ def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
 def test_what_is_near_is_not_sealed_unless_memory_demands_it() -> None:
     delays = held(5000, at_ms=core.NEAR_MS - 1)
     assert delays.seal(0) is None
-    assert not delays.must_seal
+    assert not delays.must_make_bucket
     delays.memory_bytes_max = 5000 * core.FRESH_BYTES - 1
-    assert delays.must_seal
+    assert delays.must_make_bucket
     assert delays.seal(0) is not None
 
 
@@ -267,46 +267,46 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     draft = delays.seal(0, least=1)
     assert draft is not None
     assert len(delays.take_due(102_499, 10_000)) == 2500
-    delays.on_sealed(500)
+    delays.on_bucket_stored(500)
     assert delays.count == 2500
-    assert delays.take_loads(102_499) == [LoadSegments(500, 1, 2)]
-    delays.add_loaded(LoadSegments(500, 1, 2), b"".join(draft.bodies[1:3]))
+    assert delays.take_segment_reads(102_499) == [ReadDelaySegments(500, 1, 2)]
+    delays.add_loaded(ReadDelaySegments(500, 1, 2), b"".join(draft.bodies[1:3]))
     assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
     assert delays.take_drained() == [500]
 
 
-def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, BucketDraft]]:
+def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, UnstoredDelayBucket]]:
     """So many of those keys each, which are due in the far future."""
     shape = shape_of(buckets * keys)
-    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, BucketDraft]()
+    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, UnstoredDelayBucket]()
     for number in range(buckets):
         for entry in range(number * keys, (number + 1) * keys):
             delays.add_entry(Position(10, entry), 10**9 + entry * 7919 % 10_000)
         draft = delays.seal(0, least=1)
         assert draft is not None
         drafts[500 + number] = draft
-        delays.on_sealed(500 + number)
+        delays.on_bucket_stored(500 + number)
     return delays, drafts
 
 
 def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twice() -> None:
     delays, drafts = left_over(MERGE_MIN)
-    loads = delays.take_loads(0)
+    loads = delays.take_segment_reads(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
         delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
-    assert not delays.must_seal, "one is not read yet"
+    assert not delays.must_make_bucket, "one is not read yet"
     delays.add_loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
-    assert delays.must_seal, "although they are few"
+    assert delays.must_make_bucket, "although they are few"
     assert delays.take_drained() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal(0)
     assert draft is not None
     assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
-    delays.on_sealed(900)
+    delays.on_bucket_stored(900)
     delays.check()
     assert sorted(delays.take_drained()) == list(drafts)
     assert delays.bucket_count == 1
-    loads = delays.take_loads(10**9)
+    loads = delays.take_segment_reads(10**9)
     delays.add_loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
     assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
     assert delays.take_drained() == [900]
@@ -314,13 +314,13 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
 
 def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
     delays, drafts = left_over(MERGE_MIN)
-    first, *others = delays.take_loads(0)
+    first, *others = delays.take_segment_reads(0)
     delays.mark_lost(first.ledger_id)
     for load in others:
         delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
-    assert delays.must_seal
+    assert delays.must_make_bucket
     assert delays.seal(0) is not None
-    delays.on_sealed(900)
+    delays.on_bucket_stored(900)
     assert sorted(delays.take_drained()) == list(drafts)
     found = delays.take_due(0, 10_000)
     assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
@@ -334,7 +334,7 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     shape = shape_of(40_000)
     delays, stored = (
         DelayIndex(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100),
-        dict[int, BucketDraft](),
+        dict[int, UnstoredDelayBucket](),
     )
     now_ms, most = 0, 0
     for number in range(400):
@@ -343,10 +343,10 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
         draft = delays.seal(now_ms)
         assert draft is not None
         stored[500 + number] = draft
-        delays.on_sealed(500 + number)
+        delays.on_bucket_stored(500 + number)
         now_ms += 30_000
         for _ in range(3):
-            for load in delays.take_loads(now_ms):
+            for load in delays.take_segment_reads(now_ms):
                 delays.add_loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
             delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.bucket_count)

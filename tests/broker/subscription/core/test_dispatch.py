@@ -222,14 +222,14 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     assert desk.dispatcher.choose_read() == Read(Position(10, 1))
     given, why = desk.pump(chunk=8)
     assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.DELAYED)
-    desk.dispatcher.add_due(later.take_due(1, 99))
+    desk.dispatcher.add_entries_due(later.take_due(1, 99))
     given, _ = desk.pump()
     assert [each.entry.position.entry_id for each in given] == [0, 3]
     for position in list(member.outstanding):
         desk.ack(member, position)
     assert desk.cursor.mark == Position(10, 3)
     desk.ack(member, Position(10, 4))
-    desk.dispatcher.add_due(later.take_due(2, 99))
+    desk.dispatcher.add_entries_due(later.take_due(2, 99))
     assert [each.entry.position.entry_id for each in desk.pump()[0]] == [7]
 
 
@@ -260,7 +260,7 @@ def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_com
     assert delays.count == 2
     delays.add_entry(Position(10, 4), 5)
     assert desk.dispatcher.assign(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
-    desk.dispatcher.add_due(delays.take_due(9, 99))
+    desk.dispatcher.add_entries_due(delays.take_due(9, 99))
     assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]
     assert len(member.outstanding) == 4
 
@@ -273,7 +273,7 @@ def test_what_an_abort_gives_back_and_a_consumer_holds_already_has_one_holder() 
     given, _ = desk.pump()
     assert entries(given) == [(1, 0), (1, 1)]
     desk.join(2, permits=10)
-    desk.dispatcher.add_freed([each.entry.position for each in given])
+    desk.dispatcher.add_entries_of_aborted_acks([each.entry.position for each in given])
     given, why = desk.pump()
     assert (entries(given), why) == ([(2, 2)], Blocked.CAUGHT_UP)
     desk.dispatcher.redeliver(first, None)

@@ -17,7 +17,7 @@ from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, PartialBatch, TxnAcks
-from magnetar.broker.subscription.core.pending_acks import Clash, Conflict
+from magnetar.broker.subscription.core.pending_acks import AckConflict, AckRefused
 from magnetar.broker.subscription.core.positions import CursorLog
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
@@ -90,17 +90,17 @@ def wanted_of(position: Position, indexes: list[int], size: int) -> TxnAcks:
     return wanted
 
 
-def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> Clash | None:
-    before, version = cursor.copy_state(), cursor.version
+def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> AckRefused | None:
+    before, version = cursor.copy_cursor_state(), cursor.version
     new = pending_acks.judge(cursor, txn, wanted, named)
-    assert (cursor.copy_state(), cursor.version) == (before, version), "judging changed something"
-    if isinstance(new, Clash):
+    assert (cursor.copy_cursor_state(), cursor.version) == (before, version), "judging changed something"
+    if isinstance(new, AckRefused):
         return new
     pending_acks.add_pending(cursor, txn, new)
     return None
 
 
-def up_to(cursor: Cursor, shape: LogShape, txn: TxnId, position: Position, index: int, size: int) -> Clash | None:
+def up_to(cursor: Cursor, shape: LogShape, txn: TxnId, position: Position, index: int, size: int) -> AckRefused | None:
     wanted = TxnAcks(up_to=position)
     if index + 1 < size:
         wanted = TxnAcks(parts={position: PartialBatch((1 << index + 1) - 1, size)}, up_to=shape.before(position))
@@ -117,7 +117,7 @@ def compare(cursor: Cursor, model: Model) -> None:
         assert cursor.is_done(position) == (FREE not in states), position
         if cursor.is_acked(position) or (pending is not None and pending.is_pending(position)):
             continue
-        hidden = [bool(cursor.hidden_bits(position) >> index & 1) for index in range(model.sizes[entry])]
+        hidden = [bool(cursor.acked_or_pending_bits(position) >> index & 1) for index in range(model.sizes[entry])]
         assert hidden == [each != FREE for each in states], position
     for txn in (X, Y):
         acks = pending.of.get(txn, TxnAcks()) if pending is not None else TxnAcks()
@@ -153,7 +153,7 @@ def test_what_an_abort_frees_ends_where_the_log_begins(mark: Position) -> None:
     assert up_to(cursor, shape, X, positions[-2], 0, 1) is None
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
-    freed = islice(pending_acks.freed_entries(cursor, settled, tail=True), len(positions))
+    freed = islice(pending_acks.entries_of_aborted_acks(cursor, settled, tail=True), len(positions))
     assert list(freed) == list(reversed(positions[:-1]))
 
 
@@ -185,7 +185,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
         elif name == "ack":
             assert not cursor.ack(position)
         elif name == "bits":
-            cursor.ack_bits(position, 1 << index, BATCH)
+            cursor.ack_messages_of_batch(position, 1 << index, BATCH)
             if model.of[entry, index] == FREE:
                 model.ack([(entry, index)])
         elif name in ("upto", "give_up"):
@@ -221,7 +221,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             settled = pending_acks.settle(cursor, txn, committed=name == "commit")
             held = {each for each, state in model.of.items() if state == txn}
             if name == "abort" and settled is not None:
-                came = {*pending_acks.freed_entries(cursor, settled, tail=False), *settled.shown}
+                came = {*pending_acks.entries_of_aborted_acks(cursor, settled, tail=False), *settled.shown}
                 model.settle(txn, committed=False)
                 assert {model.positions[each] for each, _ in held} == {
                     each for each in came if not cursor.is_done(each)
@@ -244,7 +244,7 @@ SMALL = shape_of(2, 1)
 
 
 def copy_of(cursor: Cursor, model: Model) -> tuple[Cursor, Model]:
-    other, twin = Cursor(SMALL, cursor.copy_state()), Model(SMALL, SIZES)
+    other, twin = Cursor(SMALL, cursor.copy_cursor_state()), Model(SMALL, SIZES)
     twin.of, twin.cumulative = dict(model.of), dict(model.cumulative)
     return other, twin
 
@@ -269,7 +269,7 @@ def take(cursor: Cursor, model: Model, step: tuple[str, TxnId | None, int, list[
         if len(free) == size:
             cursor.ack(position)
         elif free:
-            cursor.ack_bits(position, sum(1 << index for index in free), size)
+            cursor.ack_messages_of_batch(position, sum(1 << index for index in free), size)
         model.ack([(entry, index) for index in free])
     elif name == "give up":
         cursor.ack_cumulative(position)
@@ -288,13 +288,13 @@ def take(cursor: Cursor, model: Model, step: tuple[str, TxnId | None, int, list[
         held = {at for (at, _), state in model.of.items() if state == txn}
         model.settle(txn, name == "commit")
         if name == "abort" and settled is not None:
-            came = {*pending_acks.freed_entries(cursor, settled, tail=False), *settled.shown}
+            came = {*pending_acks.entries_of_aborted_acks(cursor, settled, tail=False), *settled.shown}
             assert {model.positions[at] for at in held} == {each for each in came if not cursor.is_done(each)}
 
 
 def test_two_transactions_over_three_entries_and_every_step_from_every_state_with_a_crash_after_it() -> None:
     start = Cursor(SMALL, CursorState(SMALL.start)), Model(SMALL, SIZES)
-    waiting, seen, taken = [start], {repr(start[0].copy_state())}, 0
+    waiting, seen, taken = [start], {repr(start[0].copy_cursor_state())}, 0
     while waiting:
         cursor, model = waiting.pop()
         for step in steps():
@@ -302,13 +302,13 @@ def test_two_transactions_over_three_entries_and_every_step_from_every_state_wit
             try:
                 take(other, twin, step)
                 compare(other, twin)
-                key = repr((list(twin.of.items()), other.copy_state()))
+                key = repr((list(twin.of.items()), other.copy_cursor_state()))
                 if key not in seen:
                     seen.add(key)
                     compare(again(other, SMALL), twin)  # of equal states a crash leaves the same
                     waiting.append((other, twin))
             except AssertionError as error:
-                raise AssertionError(f"{step} in {model.of}, {cursor.copy_state()}: {error}") from error
+                raise AssertionError(f"{step} in {model.of}, {cursor.copy_cursor_state()}: {error}") from error
             taken += 1
     assert len(seen) > 300, "hardly anything was reached"
     assert taken == len(seen) * len(steps()) or taken >= (len(seen) - 1) * len(steps())
@@ -336,11 +336,11 @@ def test_two_transactions_share_a_batch() -> None:
     cursor, batch = Cursor(shape, CursorState(shape.start)), Position(10, 0)
     assert ack_in(cursor, X, wanted_of(batch, [0, 2], 4)) is None
     assert ack_in(cursor, Y, wanted_of(batch, [1], 4)) is None
-    assert ack_in(cursor, Y, wanted_of(batch, [1, 2], 4)) == Clash(Conflict.PENDING, batch)
+    assert ack_in(cursor, Y, wanted_of(batch, [1, 2], 4)) == AckRefused(AckConflict.PENDING, batch)
     pending_acks.settle(cursor, X, committed=True)
     assert cursor.acked_indexes(batch) == [0, 2]
     assert not cursor.is_done(batch)
-    cursor.ack_bits(batch, 0b1000, 4)
+    cursor.ack_messages_of_batch(batch, 0b1000, 4)
     assert cursor.is_done(batch)
     assert not cursor.is_acked(batch)
     pending_acks.settle(cursor, Y, committed=False)
@@ -358,8 +358,8 @@ def test_abort_gives_back_exactly_its_own() -> None:
     assert ack_in(cursor, X, wanted_of(Position(20, 3), [0], 1)) is None
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
-    assert pending_acks.first_returned(cursor, settled.acks) == (10, 0)
-    came = list(pending_acks.freed_entries(cursor, settled, tail=False))
+    assert pending_acks.first_redelivered_entry(cursor, settled.acks) == (10, 0)
+    came = list(pending_acks.entries_of_aborted_acks(cursor, settled, tail=False))
     assert sorted(came) == [(10, 0), (10, 2), (10, 3), (20, 0), (20, 3)]
     assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"
 
@@ -396,10 +396,10 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
     store()
     assert ack_in(cursor, X, wanted_of(Position(10, 9), [0], 1)) is None
     assert up_to(cursor, shape, X, Position(10, 5), 0, 1) is None
-    assert store() == cursor.copy_state()
+    assert store() == cursor.copy_cursor_state()
     pending_acks.settle(cursor, X, committed=False)
-    assert store() == cursor.copy_state()
-    assert list(cursor.copy_state().pending) == [Y]
+    assert store() == cursor.copy_cursor_state()
+    assert list(cursor.copy_cursor_state().pending) == [Y]
 
 
 def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_memory() -> None:
@@ -429,5 +429,5 @@ def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wher
         pending_acks.add_pending(cursor, X, new)
         settled = pending_acks.settle(cursor, X, committed=False)
         assert settled is not None
-        again = list(islice(pending_acks.freed_entries(cursor, settled, tail=True), 10))
+        again = list(islice(pending_acks.entries_of_aborted_acks(cursor, settled, tail=True), 10))
         assert again == [each for each in reversed(positions[:4]) if each > mark]
