@@ -171,20 +171,6 @@ def test_a_side_that_does_not_start_is_named_and_nothing_is_compared_with_it(sid
     assert "round" not in done.stderr, "a peer alone is no comparison"
 
 
-def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text('{"benchmark": "produce"}')
-    for arguments in (["--rows", "nothing"], ["--rounds", "0"], ["--json", str(other)], ["--x"]):
-        done = CliRunner().invoke(main, ["--rows", "", *arguments])
-        assert (done.exit_code, done.stdout) == (2, ""), arguments
-
-
-def test_help_names_every_row_and_option() -> None:
-    told = CliRunner().invoke(main, ["--help"]).stdout
-    for each in (*ROWS, "--rounds", "--seconds", "--pause", "--json", "--table", "--plot", "Example:", "Exit codes:"):
-        assert each in told, each
-
-
 def test_rows_are_a_contract_and_their_first_side_is_ours() -> None:
     assert list(ROWS) == [
         "small-sends", "small-sends-processes", "latency", "latency-half", "produce", "produce-100", "produce-3",
