@@ -1,7 +1,5 @@
 """Whether the tests run on the compiled twin (`make test-compiled`), and which of them cannot."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.client.core import batcher

@@ -4,8 +4,6 @@ Workers take test after test (`--dist loadgroup`), the longest first; those that
 make, a Spark session or a cluster, stay together.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging
@@ -46,17 +44,18 @@ def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
 
 
 LONGEST = (
+    "tests/docs/test_commands.py::test_the_commands_in_the_sentences_of_a_document_are_real[docs/performance.md]",
     "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/test_demo.py",
     "tests/chaos/", "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
-"""Where tests of a minute are: they begin, and no worker is alone with one in the end."""
+"""Where tests of a minute are: they begin in this order, and no worker is alone with one in the end."""
 HOUSE = "tests/docs/", "tests/test_"
 """Tests that read all modules: neighbours, so that one worker reads them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(HOUSE)))
+    items.sort(key=lambda item: (_turn(item.nodeid), not item.nodeid.startswith(HOUSE)))
     for item in items:
         if shared := _shared(item):
             item.add_marker(pytest.mark.xdist_group(shared))
@@ -64,6 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_spark() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason or ""))
+
+
+def _turn(nodeid: str) -> int:
+    return next((number for number, each in enumerate(LONGEST) if nodeid.startswith(each)), len(LONGEST))
 
 
 def _shared(item: pytest.Item) -> str:

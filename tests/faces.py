@@ -5,8 +5,6 @@ with the parameters and the docstring that it has there. A method that is not he
 class, or is of asyncio alone; tests/client/blocking/test_faces.py has those.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import re

@@ -3,8 +3,6 @@
 Never fails: without Java the tests marked `spark` are skipped with the reason, and the others run.
 """
 
-from __future__ import annotations
-
 from magnetar.cli.demo import WHAT_TO_INSTALL, ensure_java
 
 

@@ -5,8 +5,6 @@ the repository, relative ones too, wherever in the file they stand: an import in
 other.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

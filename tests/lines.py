@@ -4,8 +4,6 @@ A docstring is any statement that is a text alone. `ADMINISTRATION` is what is c
 say what an operation of administration is on one of its faces.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

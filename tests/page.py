@@ -6,8 +6,6 @@
 Without either, the tests are skipped with WHAT_TO_INSTALL.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile

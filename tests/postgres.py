@@ -3,8 +3,6 @@
 Never fails: without it the tests that need a PostgreSQL are skipped with the reason, and the others run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -10,8 +10,6 @@ Slow: coverage costs about four times the time. The last line is JSON: files by 
 were not reached.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ Type checkers and editors read client/admin/client.pyi and blocking.pyi in the p
 its parameters and its docstring, as the class has them.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@
 | complaint 13; test_complaint_13_… | a row of docs/features.md |
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import cache

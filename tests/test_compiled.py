@@ -1,7 +1,5 @@
 """The compiled twin is tested where it is asked for; `make test-compiled`."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

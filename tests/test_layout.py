@@ -4,8 +4,6 @@
 more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -5,8 +5,6 @@ A line of the map names, in backticks: a file (`broker/subscription/core/cursor.
 name alone). Anything with a blank in it is a command.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import builtins

@@ -1,7 +1,5 @@
 """The names of docs/design/names.md: one that is defined often is a verb with one meaning, or has its reason there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

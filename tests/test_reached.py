@@ -1,7 +1,5 @@
 """What `python -m tests.reached` looks at is there: of each folder every module is in its report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

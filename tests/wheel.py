@@ -6,8 +6,6 @@ It prints what `magnetar --version` says, and ends with 0 when that is what the 
 through a standalone server; with 1, and the reason, otherwise. It needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

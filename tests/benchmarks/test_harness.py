@@ -1,7 +1,5 @@
 """The benchmarks as a tool: names, one JSON object on stdout, tables, pictures, comparisons. No figure is judged."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -13,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import BENCHMARKS, STANDARD, label, standard_label
+from benchmarks.__main__ import BENCHMARKS, STANDARD, label
 from benchmarks.harness import Options, Run, Usage, measured, percentiles, report
-from benchmarks.tables import as_plot, as_table, compared, ratio_line
+from benchmarks.tables import as_table, compared, ratio_line
 from magnetar.proto.versions import build_kind
 from tests import layout
 
@@ -67,20 +65,6 @@ def test_every_name_is_there_and_leads_to_a_function() -> None:
     assert {name for name, _ in STANDARD} == set(NAMES), "`make bench` runs them all"
     names = [label({"benchmark": name, "options": {"size": 1, "bookies": 1, **options}}) for name, options in STANDARD]
     assert len(set(names)) == len(names), "each has a file of its own"
-
-
-def test_help_names_every_benchmark_and_option() -> None:
-    done = _benchmarks("--help")
-    assert done.returncode == 0
-    for each in (*NAMES, "--size", "--bookies", "--seconds", "--rate", "--compare", "--plot", "--json", "--seed"):
-        assert re.search(rf"^ +{each}\b", done.stdout, re.M), each
-
-
-def test_a_wrong_name_or_option_is_a_usage_error() -> None:
-    for arguments in (["nothing"], ["journal", "--bookies", "2"], ["journal", "--size", "0"], ["journal", "--x"]):
-        done = _benchmarks(*arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "Error:" in done.stderr
 
 
 def test_a_result_says_what_was_measured_where_and_how(tiny: dict[str, Any]) -> None:
@@ -145,22 +129,6 @@ def test_a_table_has_a_line_for_each_result(tiny: dict[str, Any]) -> None:
     assert lines[3].endswith(f"| – | – | {tiny['commit'][:7]}, {build_kind()} |")
     older = {key: value for key, value in three.items() if key != "build"}
     assert as_table([older]).endswith(f"| {tiny['commit'][:7]} |")
-
-
-def test_a_standard_run_has_a_file_of_its_own() -> None:
-    labels = [standard_label(name, settings) for name, settings in STANDARD]
-    assert len(set(labels)) == len(labels)
-    done = _benchmarks("all", "--only", "startup,nonsense")
-    assert done.returncode == 2
-    assert "nonsense" in done.stderr
-
-
-@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_plot_is_a_picture(tiny: dict[str, Any], tmp_path: Path, suffix: str, begins: bytes) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
-    path = tmp_path / f"figures.{suffix}"
-    as_plot([tiny, {**tiny, "unit": "msg/s"}], str(path))
-    assert path.read_bytes().startswith(begins)
 
 
 def test_results_in_the_repository_are_results_of_benchmarks() -> None:

@@ -1,7 +1,5 @@
 """What recover-topics says of bookies that were busy is what they counted."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A start is measured with bytecode, and says when it is not."""
 
-from __future__ import annotations
-
 import os
 import py_compile
 from pathlib import Path

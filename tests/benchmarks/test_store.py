@@ -1,7 +1,5 @@
 """The store's benchmarks as commands, with sizes that take seconds; store-latency alone needs half a minute."""
 
-from __future__ import annotations
-
 from tests.benchmarks.test_harness import run_json
 
 

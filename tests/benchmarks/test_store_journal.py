@@ -1,7 +1,5 @@
 """The journal's benchmarks as commands, with sizes that take no time."""
 
-from __future__ import annotations
-
 from tests.benchmarks.test_harness import run_json
 
 

@@ -1,7 +1,5 @@
 """A bookie and its metadata in a simulation, and a caller on another node."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID

@@ -1,7 +1,5 @@
 """Stored entries and peer requests for tests of the bookie."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Journal files made block by block on a simulated disk, and what a reader finds in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

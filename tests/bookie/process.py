@@ -3,8 +3,6 @@
 Prints `ready UUID HOST:PORT REPLAYED` when it serves, and serves until it is killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """A store on a simulated disk, with what it acknowledged on record: the model that crash tests compare with."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """ADD_MANY: its bytes (ledger/adds_format.py), and that each entry is answered as if it had come alone."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

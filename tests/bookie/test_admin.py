@@ -1,7 +1,5 @@
 """The verbs of a running bookie: plans name ledgers and topics, a collection goes on by itself, errors are typed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

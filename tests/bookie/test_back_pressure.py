@@ -1,7 +1,5 @@
 """Adds that a slow disk does not take wait with who wants them: memory is bounded, and who must pass passes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Whatever comes at the bookie's port gets a clear answer, and the store stays whole."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable
 

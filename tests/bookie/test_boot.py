@@ -1,7 +1,5 @@
 """A start on damaged files: what is whole is served, the rest is unknown, and what was found is never forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A bookie that has no free descriptor: it is busy, and not on a full or broken disk."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 

@@ -1,7 +1,5 @@
 """A full disk: nothing acknowledged is lost, recovery goes on, and the bookie comes back by itself (invariant 24)."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

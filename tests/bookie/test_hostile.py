@@ -1,7 +1,5 @@
 """What a stranger may do at a bookie's port, over real sockets: it is told no, memory is bounded, others are served."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

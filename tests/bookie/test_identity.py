@@ -1,7 +1,5 @@
 """Whose directory it is: the boot matrix (ledger protocol §2.7), the lock, newer formats."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import errno

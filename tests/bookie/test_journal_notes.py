@@ -1,7 +1,5 @@
 """The metadata knows up to where a bookie's journal is synced: a copy of its directory that ends before is seen."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Sequence

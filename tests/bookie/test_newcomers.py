@@ -1,7 +1,5 @@
 """A ledger begins at a bookie only under the key that the metadata has of it, and is told only to who has the key."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -16,7 +16,7 @@ from magnetar.runtime.process import real_world
 from tests.bookie.entries import PeerCaller, payload_of
 from tests.bookie.stores import payload
 
-KILLS = 7
+KILLS = 3
 ADDS_BEFORE_THE_KILL = 700
 SIZE = 4000
 

@@ -1,7 +1,5 @@
 """One process serves a bookie's uuid, also when its directory was copied."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 

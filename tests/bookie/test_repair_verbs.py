@@ -1,7 +1,5 @@
 """What an operator asks of ledgers and their copies is told as the metadata says, and no key is ever shown."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """The peer service: what is answered, when, and to whom (ledger protocol §1.5, §1.7, §1.9)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
@@ -163,27 +161,6 @@ def test_answered_fence_holds_wherever_the_power_fails() -> None:
 
     with_cluster(main)
     assert 0 < answered < 7
-
-
-def test_answered_add_is_durable_wherever_the_power_fails() -> None:
-    answered = 0
-
-    async def main(cluster: Cluster) -> None:
-        nonlocal answered
-        for operation in range(1, 12):
-            caller = cluster.caller(await cluster.start())
-            cluster.simulation.crash_at(NODE, operation, power_loss=True)
-            adds = [caller.add(operation, entry, b"x") for entry in range(8)]
-            outcomes = await asyncio.gather(*adds, return_exceptions=True)
-            caller = cluster.caller(await cluster.restart())
-            for head in outcomes:
-                if not isinstance(head, BaseException):
-                    answered += 1
-                    assert (await caller.read(operation, head.entry))[0].status is Status.OK
-            cluster.simulation.crash(NODE, power_loss=True)
-
-    with_cluster(main)
-    assert 0 < answered < 88
 
 
 def test_recovery_reads_see_every_add_admitted_before_the_fence() -> None:

@@ -1,7 +1,5 @@
 """ADMIN requests: their own tasks, bounded, never in the way of adds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """What tests of a broker over real gRPC begin with."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

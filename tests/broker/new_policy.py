@@ -3,8 +3,6 @@
 It sets and reads it on every face and prints what each answers, as JSON; test_new_policy.py runs it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

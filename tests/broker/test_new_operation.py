@@ -1,7 +1,5 @@
 """A new operation is a row of proto/operations.py and the function that does it (new_operation.py makes one)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

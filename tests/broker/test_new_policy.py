@@ -1,7 +1,5 @@
 """A new policy is a line of proto/applied.py and a row of proto/policies.py (new_policy.py makes one)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

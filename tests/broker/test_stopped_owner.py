@@ -1,7 +1,5 @@
 """A broker that is stopped (SIGSTOP) breaks no connection: its clients are at the new owner soon all the same."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -34,8 +34,6 @@ was told to be committed is there, and each message is processed once. In the la
 or refuse to start, and the exit code is 0 only when that is said.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -27,8 +27,6 @@ by itself is wrong, and said. But a bookie whose sync fails on a full disk ends,
 session is lost while it starts: it says so, and whoever watches over it (here we) has to start it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import os

@@ -5,8 +5,6 @@ there, fences work, a recovery add is taken or refused by a clear answer; `kill 
 are deleted; garbage collection and compaction make room, and the bookie takes adds again by itself. Last line: JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ all fences are checked, at the end everything. The seed gives moments and load; 
 own. Last line: JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

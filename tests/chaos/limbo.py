@@ -6,8 +6,6 @@ When the peers are back it fetches that and leaves limbo by itself; then every e
 directory is refused, and the message says what to do. Last line: JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -5,8 +5,6 @@ ledgers and fences and deletes some; `Records.check` compares. Ledgers get recor
 collection takes the deleted ones, and only those. Used by tests/chaos/kills.py and tests/chaos/full_disk.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """A real bookie: killed at random moments, on a disk that is full to the last byte, with an old copy of its data."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from pathlib import Path

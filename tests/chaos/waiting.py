@@ -13,8 +13,6 @@ top. So whoever makes no progress in three times the longest single wait waits f
 the two busy processors of a development machine: 2 to 25 s (a run's JSON tells its own, `slowest_s`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

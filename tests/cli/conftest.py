@@ -1,7 +1,5 @@
 """One standalone server for the tests of commands; each test uses names of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Bad input: each ends with a code and one line that says what was wrong and what to do; nothing hangs."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ import pytest
 from magnetar.cli.common.processes import Cluster, Processes
 from magnetar.cli.run.servers import check_listeners
 from magnetar.runtime.network import Endpoint
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_cli, run_here
 
 pytestmark = pytest.mark.processes
 Cli = Callable[..., Result]
@@ -32,8 +30,8 @@ def _expect_line(done: Result, code: int, *words: str) -> None:
     "topic", ["a/b", "persistent://a/b", "a/b/c/d", "", "http://a/b/c", "persistent://a b/c/d", "public/default/"]
 )
 def test_a_wrong_topic_name_is_refused_before_anything_is_sent(topic: str) -> None:
-    _expect_line(run_cli("topics", "create", topic, "--url", "magnetar://127.0.0.1:1"), 2)
-    _expect_line(run_cli("topics", "stats", topic, "--url", "magnetar://127.0.0.1:1"), 2)
+    _expect_line(run_here("topics", "create", topic, "--url", "magnetar://127.0.0.1:1"), 2)
+    _expect_line(run_here("topics", "stats", topic, "--url", "magnetar://127.0.0.1:1"), 2)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "broker.example", "192.0.2.1"])
@@ -85,13 +83,13 @@ def test_an_exclusive_subscription_in_use_is_code_5(cli: Cli, url: str) -> None:
 
 
 def test_no_server_is_said_with_what_to_do() -> None:
-    done = run_cli("topics", "list", "--url", "magnetar://127.0.0.1:1")
+    done = run_here("topics", "list", "--url", "magnetar://127.0.0.1:1")
     _expect_line(done, 1, "Connection refused", "magnetar standalone", "--url")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1", "kafka://localhost", "magnetar://", "magnetar://host:port"])
 def test_a_wrong_url_is_a_usage_error(url: str) -> None:
-    _expect_line(run_cli("topics", "list", "--url", url), 2)
+    _expect_line(run_here("topics", "list", "--url", url), 2)
 
 
 @pytest.fixture
@@ -120,7 +118,7 @@ def stranger() -> Iterator[int]:
 
 def test_a_port_that_speaks_something_else_is_said(stranger: int) -> None:
     for command in (("topics", "list"), ("produce", "t", "-m", "x"), ("consume", "t", "-s", "s")):
-        done = run_cli(*command, "--url", f"magnetar://127.0.0.1:{stranger}", "--timeout", "5")
+        done = run_here(*command, "--url", f"magnetar://127.0.0.1:{stranger}", "--timeout", "5")
         _expect_line(done, 1, f"127.0.0.1:{stranger}")
         assert "speak" in done.err
 
@@ -173,16 +171,16 @@ def test_bookies_that_are_gone_are_said_and_the_broker_lives(tmp_path: Path) -> 
     with Cluster(tmp_path, bookies=3, brokers=1, session_timeout_s=1.0) as cluster:
         url = cluster.url
         for topic in ("t", "open"):
-            assert run_cli("produce", topic, "-m", "before", "--url", url).code == 0
+            assert run_here("produce", topic, "-m", "before", "--url", url).code == 0
         for bookie in cluster.bookies:
             bookie.kill()
-        done = run_cli("produce", "open", "-m", "x", "--url", url, "--timeout", "3")
+        done = run_here("produce", "open", "-m", "x", "--url", url, "--timeout", "3")
         _expect_line(done, 1, "may be stored or not")
         for bookie in cluster.bookies:
             bookie.start()
             bookie.wait_ready()
-        assert run_cli("produce", "t", "-m", "after", "--url", url).code == 0
-        assert run_cli("consume", "t", "-s", "s", "-n", "2", "--url", url).out == "before\nafter\n"
+        assert run_here("produce", "t", "-m", "after", "--url", url).code == 0
+        assert run_here("consume", "t", "-s", "s", "-n", "2", "--url", url).out == "before\nafter\n"
 
 
 def test_debug_shows_the_traceback() -> None:

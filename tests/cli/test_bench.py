@@ -1,7 +1,5 @@
 """`magnetar bench`: it measures what it says, tells what a confirmation means, and leaves nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from array import array

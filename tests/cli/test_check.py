@@ -1,7 +1,5 @@
 """`magnetar check publish`: what it measures, and how monitoring reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 
 from magnetar.cli.check import ProbeTimes, nagios_line, prometheus_page
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 QUICK = ProbeTimes(0.2, 0.01, 0.02)
 AWAY = ProbeTimes(error="nobody listens\nthere | at all")
@@ -42,26 +40,27 @@ def test_a_page_for_prometheus_has_no_times_of_what_failed() -> None:
 def test_a_message_goes_through_a_server_and_its_failure_is_told_to_each(started: Processes, tmp_path: Path) -> None:
     url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
     slow = ("--warn", "20s", "--critical", "30s", "--url", url)
-    done = run_cli("check", "publish", "probes", *slow)
+    done = run_here("check", "publish", "probes", *slow)
     assert done.code == 0, done.err
     assert done.out.startswith("ok: published in 0.")
-    found = json.loads(run_cli("check", "publish", "probes", "-o", "json", *slow).out)
+    found = json.loads(run_here("check", "publish", "probes", "-o", "json", *slow).out)
     assert found["state"] == "ok"
     assert 0 < found["publishSeconds"] < 20
-    told = run_cli("check", "publish", "probes", "-o", "nagios", *slow)
+    told = run_here("check", "publish", "probes", "-o", "nagios", *slow)
     assert (told.code, told.out.split(" - ")[0]) == (0, "MAGNETAR OK")
-    late = run_cli("check", "publish", "probes", "-o", "nagios", "--warn", "100ms", "--critical", "100ms", "--url", url)
+    at_once = ("--warn", "100ms", "--critical", "100ms")
+    late = run_here("check", "publish", "probes", "-o", "nagios", *at_once, "--url", url)
     assert late.code in (0, 2)
-    page = run_cli("check", "publish", "probes", "-o", "prometheus", *slow)
+    page = run_here("check", "publish", "probes", "-o", "prometheus", *slow)
     assert 'magnetar_check_publish_up{topic="probes"} 1' in page.out
-    stats = json.loads(run_cli("topics", "stats", "probes", "-o", "json", "--url", url).out)
+    stats = json.loads(run_here("topics", "stats", "probes", "-o", "json", "--url", url).out)
     assert "magnetar-probe" not in json.dumps(stats), "no reader is left"
 
     nowhere = ("--url", "magnetar://127.0.0.1:1", "--timeout", "2")
-    failed = run_cli("check", "publish", "probes", "-o", "nagios", *nowhere)
+    failed = run_here("check", "publish", "probes", "-o", "nagios", *nowhere)
     assert failed.code == 2
     assert failed.out.startswith("MAGNETAR CRITICAL - probes: ")
-    page = run_cli("check", "publish", "probes", "-o", "prometheus", *nowhere)
+    page = run_here("check", "publish", "probes", "-o", "prometheus", *nowhere)
     assert page.code == 1
     assert page.out.strip().endswith('magnetar_check_publish_up{topic="probes"} 0')
-    assert run_cli("check", "publish", "probes", *nowhere).code == 1
+    assert run_here("check", "publish", "probes", *nowhere).code == 1

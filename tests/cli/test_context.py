@@ -1,7 +1,5 @@
 """Contexts: they are the profiles of client.toml, and the file stays what a person wrote."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tomllib

@@ -3,8 +3,6 @@
 The codes are those of docs/errors.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -216,7 +214,7 @@ def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], u
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
     if path[-1] == "gc":
         arguments = ["--now", "--force"]
-    done = run_cli(*path, *arguments, stdin="", MAGNETAR_URL=url)
+    done = run_here(*path, *arguments, stdin="", MAGNETAR_URL=url)
     assert done.code == 2, done
     assert "--yes" in done.err
 

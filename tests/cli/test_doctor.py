@@ -1,7 +1,5 @@
 """`magnetar doctor`: what each check finds, the commands that it names, and a server and a directory that it asks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -26,7 +24,7 @@ from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from magnetar.proto.alarms import Alarm
 from magnetar.runtime.config import defaults_of
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 NOW_MS = 1_000_000_000_000
 ID = "12345678-90"
@@ -235,11 +233,11 @@ def test_the_newest_file_is_the_backup(tmp_path: Path) -> None:
 def test_a_server_is_examined_and_its_settings_change_without_a_restart(started: Processes, tmp_path: Path) -> None:
     server = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
     url = server.wait_ready()
-    run_cli("topics", "create", "orders", "--url", url)
-    run_cli("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
-    run_cli("produce", "orders", "-m", "x", "-n", "3", "--url", url)
+    run_here("topics", "create", "orders", "--url", url)
+    run_here("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
+    run_here("produce", "orders", "-m", "x", "-n", "3", "--url", url)
 
-    told = run_cli("doctor", "-o", "json", "--url", url)
+    told = run_here("doctor", "-o", "json", "--url", url)
     found = json.loads(told.out)
     states = {each["code"]: each["state"] for each in found["checks"]}
     assert states["D15"] == "not known"
@@ -250,26 +248,26 @@ def test_a_server_is_examined_and_its_settings_change_without_a_restart(started:
     assert told.code == int(any(each["needed"] for each in found["findings"]))
     backups = tmp_path / "backups"
     backups.mkdir()
-    late = run_cli("doctor", "--backup", str(backups), "--url", url)
+    late = run_here("doctor", "--backup", str(backups), "--url", url)
     assert late.code == 1
     assert "! D15 The newest backup of the metadata does not exist.  magnetar metadata backup" in late.out
-    offline = json.loads(run_cli("doctor", "--offline", str(tmp_path / "data"), "-o", "json").out)
+    offline = json.loads(run_here("doctor", "--offline", str(tmp_path / "data"), "-o", "json").out)
     assert [each["code"] for each in offline["checks"]] == [check.code for check in OFFLINE]
     assert {each["code"]: each["state"] for each in offline["checks"]}["D24"] == "ok"
 
-    names = run_cli("brokers", "list-dynamic-config", "--url", url).out.split()
+    names = run_here("brokers", "list-dynamic-config", "--url", url).out.split()
     assert "log_level" in names
     assert "listen" not in names
-    assert run_cli("brokers", "get-all-dynamic-config", "--url", url).out.strip() == "(none is changed)"
-    changed = run_cli("brokers", "update-dynamic-config", "--config", "log_level", "--value", "debug", "--url", url)
+    assert run_here("brokers", "get-all-dynamic-config", "--url", url).out.strip() == "(none is changed)"
+    changed = run_here("brokers", "update-dynamic-config", "--config", "log_level", "--value", "debug", "--url", url)
     assert changed.out.strip() == "log_level is debug at all brokers"
-    (row,) = json.loads(run_cli("brokers", "get-all-dynamic-config", "-o", "json", "--url", url).out)
+    (row,) = json.loads(run_here("brokers", "get-all-dynamic-config", "-o", "json", "--url", url).out)
     assert row == {"name": "log_level", "value": "debug"}
-    shown = json.loads(run_cli("brokers", "get-runtime-config", "--changed", "-o", "json", "--url", url).out)
+    shown = json.loads(run_here("brokers", "get-runtime-config", "--changed", "-o", "json", "--url", url).out)
     assert {each["name"]: each["source"] for each in shown}["log_level"] == "dynamic"
-    texts = [each["text"] for each in json.loads(run_cli("doctor", "-o", "json", "--url", url).out)["findings"]]
+    texts = [each["text"] for each in json.loads(run_here("doctor", "-o", "json", "--url", url).out)["findings"]]
     assert "log_level is debug (dynamic): each request may be a line of the log." in texts
-    run_cli("brokers", "delete-dynamic-config", "--config", "log_level", "--url", url)
-    refused = run_cli("brokers", "update-dynamic-config", "--config", "listen", "--value", "h:1", "--url", url)
+    run_here("brokers", "delete-dynamic-config", "--config", "log_level", "--url", url)
+    refused = run_here("brokers", "update-dynamic-config", "--config", "listen", "--value", "h:1", "--url", url)
     assert refused.code != 0
     assert "does not change while brokers run" in refused.err

@@ -1,7 +1,5 @@
 """The demo's data: nothing is lost on the way to JSON, and both computations agree."""
 
-from __future__ import annotations
-
 import pytest
 
 pandas = pytest.importorskip("pandas")

@@ -1,7 +1,5 @@
 """`--health` and `magnetar health`: what probes of a running server are answered; and what systemd is told of it."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

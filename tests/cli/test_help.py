@@ -1,7 +1,5 @@
 """Help: quick, complete, with an example for every command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`produce` and `consume` as people and pipes use them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Errors and shells know the names of a server: what was meant, what may come; as the caller, soon, or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

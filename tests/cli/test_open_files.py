@@ -1,7 +1,5 @@
 """Servers whose descriptors strangers have taken all: none ends, and what they acknowledge is there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """`magnetar outbox`: rows are listed, parked, revived and dropped; what is wrong has its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -74,7 +72,7 @@ def test_a_relay_is_a_process_that_reports_and_ends_in_order(database: str, star
     refused = run_cli("outbox", "relay", "--database", database, "--url", url)
     assert refused.code == 1
     assert "magnetar namespaces set-deduplication public/default --enable" in refused.err
-    assert run_cli("namespaces", "set-deduplication", "public/default", "--enable", "--url", url).code == 0
+    assert run_here("namespaces", "set-deduplication", "public/default", "--enable", "--url", url).code == 0
     done = run_cli("outbox", "relay", "--database", database, "--url", url, "--until-empty")
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == "ready outbox-shop-0"
@@ -82,6 +80,6 @@ def test_a_relay_is_a_process_that_reports_and_ends_in_order(database: str, star
     relay = started.start("relay", "outbox", "relay", "--database", database, "--url", url, "--report", "0.1")
     assert relay.wait_ready() == "outbox-shop-0"
     assert relay.stop() == 0
-    assert run_cli("consume", "orders", "-s", "s", "-n", "3", "--url", url).out.splitlines() == ["1", "2", "3"]
-    renumbered = run_cli("outbox", "renumber", "--yes", "--database", database, "--url", url, "-o", "json")
+    assert run_here("consume", "orders", "-s", "s", "-n", "3", "--url", url).out.splitlines() == ["1", "2", "3"]
+    renumbered = run_here("outbox", "renumber", "--yes", "--database", database, "--url", url, "-o", "json")
     assert json.loads(renumbered.out) == [{"destination": "persistent://public/default/orders", "last_seq": 2}]

@@ -1,7 +1,5 @@
 """`magnetar plan`: its sums are those of the documents, for all servers and for one less."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`--processes N`: one address, log, page of metrics and end for several processes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,7 +66,7 @@ def test_one_address_leads_to_all_brokers_and_every_topic_is_used_through_it(
             consumer = client.subscribe(topic, "s")
             client.create_producer(topic).send(topic.encode())
             assert consumer.receive(10_000).data() == topic.encode()
-    assert run_cli("topics", "stats", TOPICS[0], "--url", url).code == 0
+    assert run_here("topics", "stats", TOPICS[0], "--url", url).code == 0
     assert _owners(facts["http"]) == owners
     assert server.stop() == 0
     assert "Traceback" not in server.output()
@@ -139,13 +137,13 @@ def _scraped(where: str) -> Scrape:
 def test_a_killed_parent_ends_all_and_the_next_start_has_the_folder(started: Processes, tmp_path: Path) -> None:
     server = _standalone(started, tmp_path, 2)
     url = server.wait_ready()
-    assert run_cli("produce", "t", "-m", "kept", "--url", url).code == 0
+    assert run_here("produce", "t", "-m", "kept", "--url", url).code == 0
     theirs = pids(server.pid)
     server.kill()
     server.start()
     assert server.wait_ready() == url, "at the same port"
     wait_gone(*theirs)
-    assert run_cli("consume", "t", "-s", "s", "-n", "1", "--url", url).out == "kept\n"
+    assert run_here("consume", "t", "-s", "s", "-n", "1", "--url", url).out == "kept\n"
 
 
 @pytest.mark.processes
@@ -171,7 +169,7 @@ def test_brokers_of_a_cluster_share_one_address_and_a_killed_one_comes_back(tmp_
             "--name", "here", "--metadata", cluster.metadata.address,
         )  # fmt: skip
         url = server.wait_ready()
-        shown = run_cli("brokers", "list", "--url", url, "-o", "json")
+        shown = run_here("brokers", "list", "--url", url, "-o", "json")
         assert {each["name"] for each in json.loads(shown.out)} == {"here-1", "here-2"}
         with magnetar.Client(url) as client:
             for topic in TOPICS:
@@ -198,7 +196,7 @@ def test_bookies_of_one_command_have_their_own_folders_and_ids_and_are_one_rack(
         ]  # fmt: skip
         broker = cluster.start("broker", "broker", "--listen", "127.0.0.1:0", *metadata[:2])
         url = broker.wait_ready()
-        shown = json.loads(run_cli("bookies", "list", "--url", url, "-o", "json").out)
+        shown = json.loads(run_here("bookies", "list", "--url", url, "-o", "json").out)
         assert {each["id"]: each["rack"] for each in shown} == dict.fromkeys(ids, "/127.0.0.1")
         with magnetar.Client(url) as client:
             producer = client.create_producer("t")
@@ -333,7 +331,7 @@ def test_a_folder_that_is_a_bookie_itself_has_no_room_for_several(tmp_path: Path
 
 @pytest.mark.processes
 def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started: Processes, tmp_path: Path) -> None:
-    assert run_cli("security", "init", str(tmp_path / "security")).code == 0
+    assert run_here("security", "init", str(tmp_path / "security")).code == 0
     settings = {"MAGNETAR_SECURITY": str(tmp_path / "security" / "security.toml")}
     server = started.start(
         "server", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--processes", "4", "--bookies", "2",
@@ -341,19 +339,19 @@ def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started
     )  # fmt: skip
     url = server.wait_ready()
     assert url.startswith("magnetar+ssl://")
-    assert run_cli("produce", "t", "-m", "x", "--url", url).code != 0
+    assert run_here("produce", "t", "-m", "x", "--url", url).code != 0
     own = {
         "MAGNETAR_TLS_CA": str(tmp_path / "security" / "ca.pem"),
         "MAGNETAR_TOKEN": str(tmp_path / "security" / "admin.token"),
     }
     for topic in TOPICS[:4]:
-        assert run_cli("produce", topic, "-m", topic, "--url", url, **own).code == 0
-        assert run_cli("consume", topic, "-s", "s", "-n", "1", "--url", url, **own).out == f"{topic}\n"
+        assert run_here("produce", topic, "-m", topic, "--url", url, **own).code == 0
+        assert run_here("consume", topic, "-s", "s", "-n", "1", "--url", url, **own).out == f"{topic}\n"
     for name in ("storage", "storage-2"):
         killed = children(server)[name]
         os.kill(killed, signal.SIGKILL)
         wait_another(server, name, killed)
-        assert run_cli("produce", "t0", "-m", "x", "--url", url, **own).code == 0
+        assert run_here("produce", "t0", "-m", "x", "--url", url, **own).code == 0
     assert server.stop() == 0
 
 

@@ -1,7 +1,5 @@
 """`magnetar produce` with bytes on its command line that are no text."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

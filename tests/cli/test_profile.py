@@ -1,7 +1,5 @@
 """Profiles of the command line: where values come from, in which order, and which files are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

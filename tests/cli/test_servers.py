@@ -1,7 +1,5 @@
 """How a server begins when the metadata goes away meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.cli.run import servers

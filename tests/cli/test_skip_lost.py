@@ -1,7 +1,5 @@
 """`topics skip-lost` and its REST route, on a topic that lost a ledger: what they show, refuse, and write down."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,14 +1,12 @@
 """`magnetar standalone`: one ready line, an orderly end, and everything still there after a `kill -9`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
@@ -20,8 +18,8 @@ def test_it_prints_one_ready_line_serves_and_ends_with_sigterm(
     server = started.start("s", "standalone", "--port", "0", "--bookies", bookies, "--data", str(tmp_path / "data"))
     url = server.wait_ready()
     assert re.fullmatch(r"magnetar://127\.0\.0\.1:\d+", url)
-    assert run_cli("produce", "t", "-m", "hello", "--url", url).code == 0
-    assert run_cli("consume", "t", "-s", "s", "-n", "1", "--url", url).out == "hello\n"
+    assert run_here("produce", "t", "-m", "hello", "--url", url).code == 0
+    assert run_here("consume", "t", "-s", "s", "-n", "1", "--url", url).out == "hello\n"
     assert server.stop() == 0
     (line,) = server.lines
     assert line.startswith("ready ")
@@ -32,15 +30,15 @@ def test_it_prints_one_ready_line_serves_and_ends_with_sigterm(
 def test_after_kill_9_everything_acknowledged_is_there(started: Processes, tmp_path: Path) -> None:
     server = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
     url = server.wait_ready()
-    assert run_cli("topics", "create", "kept", "-p", "2", "--url", url).code == 0
-    assert run_cli("produce", "kept", "-m", "x", "-n", "1000", "--url", url).code == 0
-    assert run_cli("consume", "kept", "-s", "s", "-n", "400", "--url", url).code == 0
+    assert run_here("topics", "create", "kept", "-p", "2", "--url", url).code == 0
+    assert run_here("produce", "kept", "-m", "x", "-n", "1000", "--url", url).code == 0
+    assert run_here("consume", "kept", "-s", "s", "-n", "400", "--url", url).code == 0
     server.kill()
     server.start()
     assert server.wait_ready() == url, "the second start takes the same port"
-    found = run_cli("consume", "kept", "-s", "fresh", "-n", "1000", "--url", url)
+    found = run_here("consume", "kept", "-s", "fresh", "-n", "1000", "--url", url)
     assert found.out == "x\n" * 1000
-    rest = run_cli("consume", "kept", "-s", "s", "--idle", "2", "--url", url)
+    rest = run_here("consume", "kept", "-s", "s", "--idle", "2", "--url", url)
     assert rest.out.count("x") >= 600, "what was not acknowledged comes (again)"
 
 

@@ -1,7 +1,5 @@
 """`magnetar status`, `top` and `why`: what an operator asks first."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,7 +10,7 @@ import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.proto.alarms import find_alarms, find_metadata_alarms, find_repair_alarms
-from tests.support.processes import Cluster, run_cli
+from tests.support.processes import Cluster, run_cli, run_here
 
 NOW_MS = 1_000_000_000_000
 GOOD = {"enabled": True, "auditor": "b", "underReplicated": 0, "secondsToGo": None}
@@ -80,11 +78,11 @@ def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_wait
     started: Processes, tmp_path: Path
 ) -> None:
     url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
-    run_cli("topics", "create", "orders", "--url", url)
-    run_cli("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
-    run_cli("produce", "orders", "-m", "x", "-n", "7", "--url", url)
+    run_here("topics", "create", "orders", "--url", url)
+    run_here("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
+    run_here("produce", "orders", "-m", "x", "-n", "7", "--url", url)
 
-    told = run_cli("status", "-o", "json", "--url", url)
+    told = run_here("status", "-o", "json", "--url", url)
     found = json.loads(told.out)
     free = found["bookies"][0]["freePercent"]
     assert told.code == int(free < 15), told.out
@@ -92,17 +90,17 @@ def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_wait
     topic = "persistent://public/default/orders"
     assert [(each["topic"], each["backlog"]) for each in found["backlogs"]] == [(topic, 7)]
     assert found["repair"]["underReplicated"] == 0
-    shown = run_cli("status", "--url", url)
+    shown = run_here("status", "--url", url)
     assert ("All is well." in shown.out) == (free >= 15)
 
-    (row,) = json.loads(run_cli("top", "--by", "backlog", "--once", "-o", "json", "--url", url).out)
+    (row,) = json.loads(run_here("top", "--by", "backlog", "--once", "-o", "json", "--url", url).out)
     assert (row["topic"], row["backlog"]) == (topic, 7)
-    assert json.loads(run_cli("top", "--contains", "none", "-o", "json", "--url", url).out) == []
-    told_why = run_cli("why", "orders", "--url", url)
+    assert json.loads(run_here("top", "--contains", "none", "-o", "json", "--url", url).out) == []
+    told_why = run_here("why", "orders", "--url", url)
     assert "subscription billing: No consumer is connected." in told_why.out
     assert "It is the last of the list, or it is written." in told_why.out
-    assert run_cli("why", "orders", "none", "--url", url).code == 4
-    (part,) = json.loads(run_cli("why", "orders", "billing", "-o", "json", "--url", url).out)
+    assert run_here("why", "orders", "none", "--url", url).code == 4
+    (part,) = json.loads(run_here("why", "orders", "billing", "-o", "json", "--url", url).out)
     assert part["subscriptions"][0]["stuck"]
 
 
@@ -110,7 +108,7 @@ def test_a_server_says_its_status_its_largest_topics_and_why_a_subscription_wait
 def test_while_the_metadata_is_away_status_and_doctor_say_since_when_and_what_the_broker_knows(tmp_path: Path) -> None:
     with Cluster(tmp_path, bookies=1, brokers=2) as running:
         url = f"magnetar://{running.brokers[0].address}"
-        assert run_cli("status", "--url", url).out.count("127.0.0.1:") == 3
+        assert run_here("status", "--url", url).out.count("127.0.0.1:") == 3
         os.kill(running.metadata.pid, signal.SIGSTOP)
         try:
             told = run_cli("status", "--url", url, timeout_s=15)

@@ -3,8 +3,6 @@
 They keep no honest client out, and what they leave in the log is at most one line an address and minute, no traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -21,7 +19,7 @@ import magnetar
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.runtime.network import Endpoint
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
@@ -115,7 +113,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = where / "security" if request.param == "TLS" else None
     environment = {"MAGNETAR_BROKER_MAX_CONNECTIONS": str(CONNECTIONS)}
     if folder is not None:
-        assert run_cli("security", "init", str(folder)).code == 0
+        assert run_here("security", "init", str(folder)).code == 0
         environment["MAGNETAR_SECURITY"] = str(folder / "security.toml")
     with Processes(where) as processes:
         process = processes.start(

@@ -1,7 +1,5 @@
 """`magnetar support-bundle`: what is in it, and that no secret, payload, key or property is."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tarfile
@@ -11,7 +9,7 @@ import pytest
 
 from magnetar.cli.admin.support_bundle import BLANKED, FILES, redact_text, redact_values
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZG1pbiJ9.c2lnbmF0dXJlLXBsYW50ZWQ"
 PEM = "-----BEGIN PRIVATE KEY-----\nMIIplanted0\nplanted1\n-----END PRIVATE KEY-----"
@@ -49,7 +47,7 @@ def test_values_are_blanked_by_their_names_and_the_document_stays_one() -> None:
 
 
 def test_what_would_be_in_it_is_listed_and_no_server_is_asked() -> None:
-    done = run_cli("support-bundle", "--dry-run", "-o", "name", "--url", "magnetar://127.0.0.1:1")
+    done = run_here("support-bundle", "--dry-run", "-o", "name", "--url", "magnetar://127.0.0.1:1")
     assert done.code == 0, done.err
     assert done.out.split("\n")[:-1] == [each.name for each in FILES]
 
@@ -57,11 +55,11 @@ def test_what_would_be_in_it_is_listed_and_no_server_is_asked() -> None:
 @pytest.mark.processes
 def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(started: Processes, tmp_path: Path) -> None:
     url = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data")).wait_ready()
-    run_cli("topics", "create", "orders", "--url", url)
-    run_cli("topics", "create-subscription", "orders", "-s", "billing", "-p", "note=planted-of-sub", "--url", url)
-    run_cli("topics", "update-properties", "orders", "-p", "owner=planted-of-topic", "--url", url)
-    run_cli("namespaces", "set-properties", "public/default", "-p", "owner=planted-of-ns", "--url", url)
-    sent = run_cli(
+    run_here("topics", "create", "orders", "--url", url)
+    run_here("topics", "create-subscription", "orders", "-s", "billing", "-p", "note=planted-of-sub", "--url", url)
+    run_here("topics", "update-properties", "orders", "-p", "owner=planted-of-topic", "--url", url)
+    run_here("namespaces", "set-properties", "public/default", "-p", "owner=planted-of-ns", "--url", url)
+    sent = run_here(
         "produce", "orders", "-m", "planted-payload", "-k", "planted-key", "-H", "trace:planted-property", "--url", url
     )
     assert sent.code == 0, sent.err
@@ -71,7 +69,7 @@ def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(starte
     other.write_text("planted-in-no-toml")
     bundle = tmp_path / "b.tar.gz"
     asked = ("support-bundle", str(bundle), "--apart", "0", "--url", url)
-    done = run_cli(*asked, "--log", str(log), "--config", str(config), "--config", str(other), "-o", "json")
+    done = run_here(*asked, "--log", str(log), "--config", str(config), "--config", str(other), "-o", "json")
     assert done.code == 0, done.err
     assert "left out" in done.err, "a file that is no TOML"
 
@@ -97,6 +95,6 @@ def test_planted_secrets_payloads_keys_and_properties_are_not_in_a_bundle(starte
     settings = json.loads(texts[f"magnetar-support/{folder}/settings.json"])["settings"]
     assert {each["name"]: each["source"] for each in settings}["cluster"] == "default"
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
-    again = run_cli(*asked)
+    again = run_here(*asked)
     assert again.code == 1
     assert "exists already" in again.err

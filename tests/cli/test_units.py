@@ -1,7 +1,5 @@
 """What people type for times, sizes, places and properties."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

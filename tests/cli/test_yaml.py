@@ -1,7 +1,5 @@
 """What `-o yaml` writes, every reader of YAML takes as what it was. PyYAML reads it where it is installed."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """A real broker with one bookie, on real sockets and files, in a thread of its own; and a broker in memory likewise."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator

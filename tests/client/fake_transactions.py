@@ -1,8 +1,6 @@
 """The broker in memory, with coordinators: what a transaction wrote is hidden until it commits, what it acknowledged is
 pending; presumed abort. It misbehaves on request."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A client and a broker in memory, in one simulation: minutes of virtual time cost milliseconds, and a seed replays."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects of a client whose event loop has ended say so, whatever they are asked."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

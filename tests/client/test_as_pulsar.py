@@ -1,7 +1,5 @@
 """Where a program that was written for Pulsar's client would find another state: what each of these leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum

@@ -1,7 +1,5 @@
 """`import magnetar as pulsar`: the names, parameters and defaults that Pulsar's programs use; importing is cheap."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import subprocess

@@ -1,7 +1,5 @@
 """The client runs where Windows is: without uvloop, forks, and what POSIX has of files and signals."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docker-compose.yml as local processes: the same commands, service names and ports mapped to free loopback ports."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import socket
@@ -12,7 +10,7 @@ from typing import Any
 import yaml
 
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import Result, run_cli, run_here
+from tests.support.processes import Result, run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE = ROOT / "Dockerfile"
@@ -61,7 +59,7 @@ class Compose:
         """Runs the service's health check here."""
         _, program, *arguments = self.services[service]["healthcheck"]["test"]
         assert program == "magnetar"
-        return run_cli(*arguments, **self.probes(service))
+        return run_here(*arguments, **self.probes(service))
 
     def probes(self, service: str) -> dict[str, str]:
         """The environment that the image has: where the service answers probes."""

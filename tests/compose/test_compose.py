@@ -1,7 +1,5 @@
 """docker-compose.yml starts a cluster that works; its commands run here as local processes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -23,7 +21,7 @@ import magnetar
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
 from tests.compose.compose import ROOT, Compose
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 FILE = ROOT / "docker-compose.yml"
 
@@ -190,7 +188,7 @@ def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: 
             consumer.acknowledge(message)
         for number in range(30):
             one.create_producer(f"spread-{number}").close()
-    brokers = json.loads(run_cli("brokers", "list", "-o", "json", **exec_).out)
+    brokers = json.loads(run_here("brokers", "list", "-o", "json", **exec_).out)
     topics = {each["name"]: each["topics"] for each in brokers}
     assert all(count > 5 for count in topics.values()), f"both have work, whichever is asked: {topics}"
     for name in compose.services.keys() - {"security"}:
@@ -200,15 +198,15 @@ def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: 
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain, server_hostname=host):
         pass  # Pulsar's port speaks TLS with the cluster's certificate
-    assert run_cli("produce", "orders", "-m", "hello", **exec_).code == 0
-    consumed = run_cli("consume", "orders", "-s", "billing", "-n", "1", **exec_)
+    assert run_here("produce", "orders", "-m", "hello", **exec_).code == 0
+    consumed = run_here("consume", "orders", "-s", "billing", "-n", "1", **exec_)
     assert "hello" in consumed.out, consumed.err
-    listed = run_cli("bookies", "list", "-o", "json", **exec_)
+    listed = run_here("bookies", "list", "-o", "json", **exec_)
     assert listed.code == 0, listed.err
     assert len(json.loads(listed.out)) == 3
-    brokers = json.loads(run_cli("brokers", "list", "-o", "json", **exec_).out)
+    brokers = json.loads(run_here("brokers", "list", "-o", "json", **exec_).out)
     assert {broker["name"] for broker in brokers} == {"broker-1", "broker-2"}
-    again = run_cli(*compose.arguments("security", started.directory))
+    again = run_here(*compose.arguments("security", started.directory))
     assert (again.code, again.out) == (0, ""), again.err
-    denied = run_cli("produce", "orders", "-m", "x", **exec_ | {"MAGNETAR_TOKEN": ""})
+    denied = run_here("produce", "orders", "-m", "x", **exec_ | {"MAGNETAR_TOKEN": ""})
     assert denied.err == "magnetar: this server asks who calls: bring a token\n"

@@ -16,8 +16,6 @@ cases of what a healthy store never does (tests/crashes/cases.py). The last line
 Exit code 1: a state failed, a sync was not missed, or a function that asks for one was never reached.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

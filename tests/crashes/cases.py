@@ -8,8 +8,6 @@ taken away, and there a state must fail. What the metadata held at a crash is wh
     python -m tests.crashes --replay loss/188/none
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 

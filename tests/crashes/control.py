@@ -5,8 +5,6 @@ recordings, at the crash points where that leaves another disk: first with every
 telling cuts, then with all of them; and where a start passes the site, at the crashes of that start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

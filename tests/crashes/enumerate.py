@@ -10,8 +10,6 @@ differ. Everything is drawn from the seed, so that a state has a name by which i
     3/512/all~17/none~9/all   the start on that crashed at its 17th step, and the next one at its 9th
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field

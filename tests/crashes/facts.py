@@ -5,8 +5,6 @@ honour every fact with `at` ≤ n, and no other. `Expected` is the sum of the fa
 fact as the crash points go forward.
 """
 
-from __future__ import annotations
-
 import enum
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Bounds that are constants of the store, made so small that a workload of some hundred operations goes past them."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

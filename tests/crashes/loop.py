@@ -6,8 +6,6 @@ store code, at about a tenth of what the full simulator costs (it keeps no trace
 events is always the same; what may happen in between is the business of the workload, which runs in the full simulator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import random

@@ -1,7 +1,5 @@
 """One state again, by its name: what was done before the crash, what survived it, what the start said."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Sequence
 

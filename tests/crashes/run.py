@@ -1,7 +1,5 @@
 """Many workloads and all sites over several processes; one result. `python -m tests.crashes` prints it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import itertools
 import logging

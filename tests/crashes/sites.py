@@ -10,8 +10,6 @@ The negative control (tests/crashes/control.py, and the cases) makes the syncs o
 in turn.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -24,7 +22,6 @@ from magnetar.runtime.sim.files import Operation
 BOOKIE = Path(magnetar.bookie.__file__).parent
 _OURS = str(BOOKIE)
 _DISK = str(BOOKIE / "store" / "disk.py")
-_SIM = "sim"
 WRITE_BACK = "write_back"
 """The site of every sync on which nothing may rest (`disk.write_back`): it never makes anything durable here."""
 SYNCS = ("fdatasync", "sync_directory")

@@ -13,8 +13,6 @@ little later. Stops are counted through; a name leads to the same one again:
     python -m tests.crashes --replay stop17/512/all
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import math

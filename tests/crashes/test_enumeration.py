@@ -3,8 +3,6 @@
 By hand: `python -m tests.crashes --states 50000` before a change of the store, `--states 1000000` before a release.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.crashes import run, stops
@@ -15,7 +13,7 @@ from tests.crashes.sites import function_of
 from tests.crashes.workload import record
 
 STATES = 1_500
-STOPS = 8
+STOPS = 5
 
 
 def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:

@@ -8,8 +8,6 @@ place of the index holds the record that it says; 22: deleted ledgers stay delet
 leaves what the next start makes the same store of (`Answers`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

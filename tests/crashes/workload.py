@@ -9,8 +9,6 @@ The store is configured so small that every bound is reached: a block fills a jo
 five entries, a log after two flushes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -1,8 +1,6 @@
 """Alerts and boards ask for metrics that a server has: each metric of a query is in the list of docs/metrics.md, which
 tests/cli/run/test_metrics.py compares with a page."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

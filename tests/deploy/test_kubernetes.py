@@ -7,8 +7,6 @@ object is checked by the schema of its kind. Without them these tests are skippe
     pip install kubernetes-validate
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -27,7 +25,7 @@ from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.main import root
 from magnetar.runtime.config import load
 from tests.layout import ROOT
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 CHART = ROOT / "deploy" / "helm" / "magnetar"
 FILE = ROOT / "deploy" / "kubernetes" / "magnetar.yaml"
@@ -222,7 +220,7 @@ def run_init(role: str, mounted: Path, out: Path) -> None:
 def test_the_containers_serve_with_the_secrets_that_are_mounted(started: Processes, tmp_path: Path) -> None:
     """The commands of the manifests as local processes, each with the files of its own volume."""
     authority, secrets = tmp_path / "authority", tmp_path / "servers"
-    made = run_cli("security", "init", str(authority), "--servers", str(secrets), "--host", "localhost")
+    made = run_here("security", "init", str(authority), "--servers", str(secrets), "--host", "localhost")
     assert made.code == 0, made.err
     where: dict[str, str] = {}
 
@@ -255,8 +253,8 @@ def test_the_containers_serve_with_the_secrets_that_are_mounted(started: Process
     servers = [tree, *(start("bookie", number) for number in range(3)), start("broker")]
     for server in servers:
         (health,) = re.findall(r"health=(\S+)", server.lines[0])
-        assert run_cli("health", "--http", f"http://{health}").code == 0, server.output()
+        assert run_here("health", "--http", f"http://{health}").code == 0, server.output()
     url = f"magnetar+ssl://localhost:{servers[-1].address.rpartition(':')[2]}"
     given = {"MAGNETAR_TOKEN": str(authority / "admin.token"), "MAGNETAR_TLS_CA": str(authority / "ca.pem")}
-    assert run_cli("produce", "orders", "-m", "hello", "--url", url, **given).code == 0
-    assert run_cli("produce", "orders", "-m", "hello", "--url", url).code != 0, "it asks who calls"
+    assert run_here("produce", "orders", "-m", "hello", "--url", url, **given).code == 0
+    assert run_here("produce", "orders", "-m", "hello", "--url", url).code != 0, "it asks who calls"

@@ -1,7 +1,5 @@
 """The units of deploy/systemd: systemd accepts them, and they start commands and options that exist."""
 
-from __future__ import annotations
-
 import configparser
 import shlex
 import shutil

@@ -4,8 +4,6 @@ What a row of proto/operations.py says of a face is read there; what is a functi
 `op.TRIM_TOPIC` in a method of AdminClient or in a handler of a route, `admin.trim_topic` in a verb of the command line.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 The tests are those named after the complaint: `test_complaint_13_…`.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The table of docs/design/defects.md: the mutant bank (tests/mutants/bank.py), one row for each defect."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -3,8 +3,6 @@
 Conditions that are members of an enum of reasons come from it, all of them; the others are written here.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 A command is a line of a console block, or text in backticks that begins as one (`make …`, `python -m …`, `magnetar …`).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The table of docs/design/extending.md: the modules of the product that name a subscription type."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -4,8 +4,6 @@ URL is that of a standalone server which has a topic, a subscription and an open
 there when their thing is. Guard: tests/cli/run/test_metrics.py compares the list with the page of such a server.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import urllib.request

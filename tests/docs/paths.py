@@ -5,8 +5,6 @@ its folder: elsewhere a symbol of that name is another one, and the named one wa
 decide; tests/test_map.py and tests/docs/test_names.py say what is wrong.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

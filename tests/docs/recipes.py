@@ -3,8 +3,6 @@
 A module that comes to know it changes its table, and so fails `python -m tests.docs.tables --check`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A place is named as `module` `Class.function`, found in the syntax tree: a module that moves is found where it is.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 from collections.abc import Iterator

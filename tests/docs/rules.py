@@ -9,24 +9,24 @@
 | `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
 | `curl … localhost:8080/…`      | sends that request to the server; it is answered with 200 or 204                |
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
-| `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
+| `pip install .`                | tests/docs/test_typing.py builds the wheel, installs it elsewhere, imports it   |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
 | `openssl …`                    | runs it in the folder                                                           |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
 | `python -m tests.spark.kills`  | reads its options                                                               |
-| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`                           |
+| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`; of those that differ in  |
+|                                | a size or a length the first, and reads the options of the others               |
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
-| `… pulsar-java-…`, `… --peer`, | its name and options are those of `--help`; Maven brings what it runs, or it    |
-| `… rolling`, `… status`        | starts a cluster of processes                                                   |
-| `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
+| `… pulsar-java-…`, `… --peer`, | its options are read; Maven brings what it runs, or it starts a cluster of      |
+| `… rolling`, `… status`,       | processes                                                                       |
+| `… broker-killed` …            |                                                                                 |
+| `.venv/bin/pytest …`           | collects with the same arguments, or of tests/proto: some tests are found       |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0; `python -m tests.stubs` too                       |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
 | `docker compose up`, `exec` …  | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
-
-from __future__ import annotations
 
 import argparse
 import hashlib
@@ -42,12 +42,12 @@ from pathlib import Path
 
 import click
 
+from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.__main__ import main as peers
 from magnetar.cli.main import root
 from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
-from tests.docs.wheel import build_and_import
 from tests.spark.kills import main as kills
 from tests.support.processes import Process, Processes
 
@@ -218,8 +218,6 @@ def _pip(place: Place, command: Command) -> None:
     assert command.words[1] == "install", command
     for wanted in command.words[2:]:
         if wanted == ".":
-            if place.is_first("pip install ."):  # several pages name it
-                build_and_import(place.folder)
             continue
         match = re.fullmatch(r"magnetar(?:\[(\w+)\])?", wanted)
         assert match, f"what is {wanted}?"
@@ -256,17 +254,23 @@ def _crashes(place: Place, command: Command) -> None:
         place.run(sys.executable, *words[1:], timeout_s=600)
 
 
+NUMBERS = r" --(seconds|runs|size|topics) \S+"
+"""Options of which a rehearsal has its own, or that make no other program of a benchmark."""
+
+
 def rehearse(place: Place, commands: Sequence[Command]) -> None:
     """Benchmarks, one after another in one process: those with Spark share a session, which takes seconds to begin.
     By one worker of a run: several pages name some.
     """
+    for command in commands:
+        benchmarks.make_context("python -m benchmarks", command.words[3:])
     wanted = [[word for word in command.words[1:] if word != "--json"] for command in commands]
-    wanted = [words for words in wanted if place.is_first(re.sub(r" --(seconds|runs) \S+", "", " ".join(words)))]
+    wanted = [words for words in wanted if place.is_first(re.sub(NUMBERS, "", " ".join(words)))]
     for seconds in ("0.2", "0.9", "5"):  # a machine that is busy does nothing in so short a time
         if not wanted:
             return
         small = ("--runs", "1", "--seconds", seconds, "--messages", "2000", "--json")
-        called = [[*words, *small] for words in wanted]
+        called = [[*words, *small, *(("--topics", "200") if "--topics" in words else ())] for words in wanted]
         program = called[0] if len(called) == 1 else ["-c", _IN_TURN, json.dumps([words[2:] for words in called])]
         results = [json.loads(line) for line in place.run(sys.executable, *program, timeout_s=600).splitlines()]
         assert [result["benchmark"] for result in results] == [words[2] for words in wanted]
@@ -287,11 +291,10 @@ def _benchmark(place: Place, command: Command) -> None:
 
 
 def _long_benchmark(place: Place, command: Command) -> None:
-    """Maven brings what it runs, or it starts a cluster of processes, which takes minutes: its name and options are
-    looked at. Moves are in tests/broker/cluster and tests/chaos, `magnetar status` of processes in tests/cli."""
-    told = place.run(sys.executable, "-m", "benchmarks", "--help")
-    for word in command.words[3:]:
-        assert word.isdigit() or re.search(rf"(^|\s){re.escape(word)}\b", told), word
+    """Its options are read: Maven brings what it runs, or it starts a cluster of processes, which takes minutes. Moves
+    and killed brokers and bookies are in tests/broker/cluster and tests/chaos, `magnetar status` of processes in
+    tests/cli."""
+    benchmarks.make_context("python -m benchmarks", command.words[3:])
 
 
 def _peers(place: Place, command: Command) -> None:
@@ -300,8 +303,10 @@ def _peers(place: Place, command: Command) -> None:
 
 
 def _pytest(place: Place, command: Command) -> None:
+    """Collects: of an expression alone in one folder, as every worker of this run has collected all."""
+    where = [] if any("tests" in word for word in command.words[1:]) else ["tests/proto"]
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:]],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:], *where],
         cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert listed.returncode == 0, listed.stdout + listed.stderr
@@ -339,7 +344,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m tests\.spark\.kills( |$)", _kills),
-    (r"python -m benchmarks (pulsar-java-|rolling|status|.*--peer)", _long_benchmark),
+    (r"python -m benchmarks (pulsar-java-|rolling|status|bookie-killed|broker-killed|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m benchmarks\.peers( |$)", _peers),
     (r"python -m tests\.(docs\.tables|stubs)$", _written),

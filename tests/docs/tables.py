@@ -4,8 +4,6 @@ Each table is between the lines `<!-- generated: NAME -->` and `<!-- end -->`. A
 followed by a symbol becomes that of the module that defines the symbol (tests/docs/paths.py).
 """
 
-from __future__ import annotations
-
 import enum
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Every command and every program of README.md, CONTRIBUTING.md and docs/ does what the reader is told it does."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

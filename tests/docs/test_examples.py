@@ -1,7 +1,5 @@
 """Each program of examples/ runs against a real server, checks itself and says what it did; docs/sdk.md names each."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The numbers of docs/limits.md are those of the code."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Files, links and names in the documents lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from os.path import normpath
 from pathlib import PurePosixPath

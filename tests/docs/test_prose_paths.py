@@ -4,8 +4,6 @@ It begins at the root, or at a folder above the module that names it: a page of 
 without a folder is that of some file. Names in backticks are checked by tests/test_map.py as well.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re

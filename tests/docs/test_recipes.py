@@ -3,8 +3,6 @@
 A new kind of metadata store is guarded by tests/metadata/test_conformance.py, which asks each backend all questions.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every public name of the SDK is documented, and pdoc makes the reference of them without a warning."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

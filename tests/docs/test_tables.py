@@ -1,7 +1,5 @@
 """Tables in docs/ that are made from the code are what the code says; no setting is without a text or a reader."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The programs are `typed_program.py` and those of examples/.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

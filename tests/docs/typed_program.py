@@ -3,8 +3,6 @@
 `assert_type` says what a type checker has to see; a line that ends with an ignore is one that it has to refuse.
 """
 
-from __future__ import annotations
-
 import asyncio
 from enum import Enum
 from typing import assert_type

@@ -11,8 +11,6 @@ Without --fault every kind is searched, each alone (tests/exhaustive/space.py), 
 Exit code 1: something was violated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """One bookie with what is on its way to it and from it: its moves, found once and looked up ever after."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

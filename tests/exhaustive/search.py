@@ -4,8 +4,6 @@ A state is remembered as the 61 bits of its hash: among ten million states two s
 and then one of them is not looked at.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -26,8 +26,6 @@ recoverer begins when it likes. Metadata answers a transition in one step (what 
 4. Which of two recoverers that have not begun begins is the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ The renamed local state of a core is found without looking into it: each was fir
 the renamed one is reached by the renamed event from the renamed other one.
 """
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

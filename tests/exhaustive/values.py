@@ -1,7 +1,5 @@
 """What spaces are made of: the shape of a search, states as tuples, and numbers for values."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from magnetar.ledger import recovery_core as r

@@ -4,8 +4,6 @@ Prints faults with their input in hexadecimal; its exit code is 1 then. A crash 
 the input is the one after the last progress line, of the same seed.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import re
 import sys

@@ -1,7 +1,5 @@
 """Mutations of samples, from a seed, and what a target does with them."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Connections of HTTP/2 as targets: any bytes that a peer sends. What is raised, or logged as a fault, is a defect."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """Parsers of what Pulsar's clients and tools send: frames and commands, schemas, payloads by a schema, REST bodies."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A target takes any bytes and returns, or raises one of its typed errors. Another
 Where a checksum would hide the parser behind it, the target makes it right after the mutation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import struct

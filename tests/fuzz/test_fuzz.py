@@ -1,7 +1,5 @@
 """Parsers of what strangers send: some hundred mutated inputs each; `python -m tests.fuzz` runs millions."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

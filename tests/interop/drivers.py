@@ -15,8 +15,6 @@ the text, and b: the text; or STRING. A message comes as {"text" (of 1000 bytes 
 answers {"error"}. A client's process starts once, as most of a command's time would be its start.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the matrix of clients exercises: a feature is what is sent, how, and how it is received."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@
 What is acknowledged is synced before (`journalSyncData`), as in a cluster of Pulsar; its file for standalone says no.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import threading

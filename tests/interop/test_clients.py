@@ -2,8 +2,6 @@
 of its documentation. Real processes and packages: `make interop`. What is absent on a machine is skipped, and said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

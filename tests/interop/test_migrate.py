@@ -1,7 +1,5 @@
 """`magnetar migrate` from a real Pulsar that Maven brings, which the official Python client filled: `make interop`."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

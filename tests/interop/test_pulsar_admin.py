@@ -1,7 +1,5 @@
 """The official command line `pulsar-admin`, unchanged, against a real server: `make interop`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The official Java client of Pulsar, unchanged, against a real server: `make interop` (Maven brings the client)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The official Python client of Pulsar (which is its C++ client), unchanged, against real processes."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -1,7 +1,5 @@
 """What a bookie did lately, remembered and forgotten."""
 
-from __future__ import annotations
-
 from magnetar.ledger.placement_core import FORGET, WEIGHT_MAX, BookieHealth, TroubleKind
 
 

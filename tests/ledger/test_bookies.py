@@ -1,7 +1,5 @@
 """The table of bookies: whom it chooses, and what it does with changes and damage in the metadata."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What readers and recoverers get damaged is reported, once, beside what others report, and never in their way."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What was deleted stays noted, by whomever and however often."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ensemble changes over real sockets: who replaces, what is stored where, and what the metadata's silence means."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
@@ -58,27 +56,6 @@ async def read_all(cluster: Cluster, writer: LedgerWriter) -> list[bytes]:
     return found
 
 
-async def test_a_bookie_whose_connection_is_cut_is_replaced_and_every_entry_is_where_the_record_says(
-    five: Cluster,
-) -> None:
-    writer = await five.client().create()
-    payloads = [b"%d" % number for number in range(60)]
-    await asyncio.gather(*(writer.append(payload) for payload in payloads[:20]))
-    lost = standing(five, writer)
-    await lost.stop()
-    assert await asyncio.gather(*(writer.append(payload) for payload in payloads[20:40])) == list(range(20, 40))
-    record = await changed(writer, 2)
-    assert lost.id not in record.fragments[1].bookies
-    assert await asyncio.gather(*(writer.append(payload) for payload in payloads[40:])) == list(range(40, 60))
-    assert await writer.close() == LedgerEnd(59, sum(map(len, payloads)))
-    stored = await five.client().read_record(writer.ledger_id)
-    assert stored.fragments == record.fragments, "one change for one failure"
-    for entry in range(stored.fragments[1].first_entry, 60):
-        holders = [five.bookie(id_).shelves[writer.ledger_id].entries for id_ in stored.fragments[1].bookies]
-        assert sum(entry in entries for entries in holders) >= 2
-    assert await read_all(five, writer) == payloads
-
-
 async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_without_it(five: Cluster) -> None:
     writer = await five.client().create()
     await writer.append(b"before")
@@ -100,27 +77,6 @@ async def test_a_read_only_bookie_is_replaced_before_anything_was_confirmed(five
     await changed_from(writer, 0)
     assert full.id not in writer.record.fragments[-1].bookies
     assert await writer.append(b"y") == writer.last_confirmed
-
-
-async def test_two_bookies_lost_at_once_are_replaced_both(five: Cluster) -> None:
-    writer = await five.client().create()
-    await writer.append(b"before")
-    lost = [standing(five, writer, slot) for slot in (0, 1)]
-    await asyncio.gather(*(bookie.stop() for bookie in lost))
-    assert await asyncio.gather(*(writer.append(b"x") for _ in range(10))) == list(range(1, 11))
-    assert not {bookie.id for bookie in lost} & set(writer.record.fragments[-1].bookies)
-    assert await writer.close() == LedgerEnd(10, 16)
-    assert len(await read_all(five, writer)) == 11
-
-
-async def test_a_replacement_that_is_dead_as_well_is_replaced_in_turn(five: Cluster) -> None:
-    writer = await five.client().create()
-    spare = [bookie for bookie in five.bookies if bookie.id not in writer.record.fragments[0].bookies]
-    dead = [standing(five, writer), spare[0]]
-    await asyncio.gather(*(bookie.stop() for bookie in dead))  # it stays registered, as one killed just now
-    while dead[0].id in writer.record.fragments[-1].bookies or dead[1].id in writer.record.fragments[-1].bookies:
-        await writer.append(b"x")
-    assert writer.is_writable
 
 
 async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> None:
@@ -148,39 +104,6 @@ async def test_a_bounded_number_of_changes_then_the_ledger_ends(five: Cluster) -
         await asyncio.wait([writer.append(b"x")])
     assert (await writer.close()).last_entry == writer.last_confirmed
     assert len(writer.record.fragments) <= 2
-
-
-async def test_an_answer_that_comes_after_the_bookie_was_replaced_counts_for_nothing(five: Cluster) -> None:
-    writer = await five.client().create(ensemble_size=2, write_quorum=2, ack_quorum=2)
-    first, other = standing(five, writer), standing(five, writer, 1)
-    first.silent.add(Op.ADD)
-    for bookie in five.bookies:
-        if bookie is not other:
-            bookie.silent.add(Op.ADD)
-    pending = writer.append(b"x")
-    await other.wait_requests(Op.ADD, 1)
-    news = asyncio.Event()
-    writer.add_change_listener(lambda _: news.set())
-    await news.wait()
-    assert first.id not in writer.record.fragments[-1].bookies
-    assert not pending.done()
-    for bookie in five.bookies:
-        bookie.silent.clear()
-    assert await pending == 0
-    assert writer.record.fragments[0].first_entry == 0
-    assert len(writer.record.fragments) == 1, "nothing was confirmed before: the fragment was replaced"
-
-
-async def test_a_reader_beside_the_writer_reads_on_from_the_new_ensemble(five: Cluster) -> None:
-    client = five.client()
-    writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
-    reader = client.make_local_reader(writer)
-    await writer.append(b"old")
-    await standing(five, writer).stop()
-    await writer.append(b"new")
-    assert len(writer.record.fragments) == 2
-    assert reader.record == writer.record
-    assert [bytes(entry.payload) for entry in await reader.read(1, 1)] == [b"new"]
 
 
 # ------------------------------------------------------------------------------ the metadata
@@ -280,36 +203,6 @@ async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_h
     assert outcome == [0] or isinstance(outcome[0], LedgerFenced), "two have it, or the third was faster"
     assert writer.state is WriterState.POISONED
     assert len(writer.record.fragments) == 1, "a fence never changes an ensemble"
-
-
-async def test_closing_while_a_change_is_on_its_way_ends_after_it_with_everything_stored(five: Cluster) -> None:
-    writer = await five.client().create()
-    metadata = Metadata(five, writer)
-    metadata.hang = True
-    await standing(five, writer).stop()
-    pending = [writer.append(b"x") for _ in range(3)]
-    await metadata.reached.wait()
-    closing = asyncio.ensure_future(writer.close())
-    await asyncio.sleep(0)
-    assert writer.state is WriterState.SETTLING
-    with pytest.raises(LedgerClosed):
-        await writer.append(b"late")
-    metadata.go.set()
-    assert await closing == LedgerEnd(2, 3)
-    assert await asyncio.gather(*pending) == [0, 1, 2]
-
-
-async def test_abandoning_while_a_change_is_on_its_way_leaves_the_ledger_to_a_recoverer(five: Cluster) -> None:
-    writer = await five.client().create()
-    metadata = Metadata(five, writer)
-    metadata.hang = True
-    await standing(five, writer).stop()
-    pending = writer.append(b"x")
-    await metadata.reached.wait()
-    await writer.abandon()
-    with pytest.raises(OutcomeUnknown):
-        await pending
-    assert (await five.client().recover(writer.ledger_id)).last_entry == 0, "two bookies have it"
 
 
 async def test_an_abandon_that_is_cancelled_itself_answers_all_who_wait(five: Cluster) -> None:

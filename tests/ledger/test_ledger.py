@@ -1,7 +1,5 @@
 """Writer, reader and recovery over real sockets, against bookies in memory that misbehave on request."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -12,7 +10,7 @@ from magnetar.ledger import client as client_module
 from magnetar.ledger.peer_format import Flags, Op, Status
 from magnetar.ledger.placement_core import ReplicationShortfall
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
+from magnetar.metadata.records import IN_RECOVERY, OPEN
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import (
     DataLost,
@@ -27,22 +25,6 @@ from magnetar.proto.errors import (
 )
 from tests.ledger.conftest import QUICK, Cluster, until
 from tests.ledger.fake_bookie import FakeBookie
-
-
-async def test_what_was_appended_is_read_back_in_order_after_close(cluster: Cluster) -> None:
-    client = cluster.client()
-    writer = await client.create()
-    ids = await asyncio.gather(*(writer.append(b"entry ", b"%d" % i) for i in range(50)))
-    assert ids == list(range(50))
-    assert writer.last_confirmed == 49
-    assert (writer.pending_entries, writer.pending_bytes) == (0, 0)
-    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes)
-    assert await writer.close() == LedgerEnd(49, writer.confirmed_bytes), "closing twice is closing once"
-    reader = await client.open(writer.ledger_id)
-    assert reader.is_closed
-    assert reader.last_entry == 49
-    entries = await reader.read(0, 49)
-    assert [(e.entry_id, bytes(e.payload)) for e in entries] == [(i, b"entry %d" % i) for i in range(50)]
 
 
 async def test_an_append_after_close_fails_definitely_and_sends_nothing(cluster: Cluster) -> None:
@@ -111,17 +93,6 @@ async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_
     assert len(await reader.read(0, 20)) == 21
 
 
-async def test_without_a_quorum_the_ledger_ends_at_lac_and_the_rest_is_certainly_not_stored(cluster: Cluster) -> None:
-    writer = await cluster.client().create()
-    await writer.append(b"stored")
-    for id_ in writer.record.fragments[0].bookies[:2]:
-        cluster.bookie(id_).status[Op.ADD] = Status.READ_ONLY
-    outcomes = await asyncio.gather(*(writer.append(b"x") for _ in range(5)), return_exceptions=True)
-    assert all(isinstance(outcome, LedgerClosed) and outcome.definite for outcome in outcomes)
-    assert (await writer.close()).last_entry == 0
-    assert writer.last_confirmed == 0
-
-
 async def test_a_fenced_writer_fails_its_appends_as_unknown_and_learns_the_stored_end(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     await writer.append(b"a")
@@ -136,25 +107,6 @@ async def test_a_fenced_writer_fails_its_appends_as_unknown_and_learns_the_store
     assert [bytes(e.payload) for e in await recovered.read(0, 1)] == [b"a", b"b"]
 
 
-async def test_recovery_keeps_what_was_confirmed_and_not_yet_covered_by_a_lac(cluster: Cluster) -> None:
-    client = cluster.client()
-    writer = await client.create()
-    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(100)))
-    other = cluster.client()
-    first, second = await asyncio.gather(other.recover(writer.ledger_id), client.recover(writer.ledger_id))
-    assert first.last_entry == second.last_entry == 99
-    record = await other.read_record(writer.ledger_id)
-    assert (record.state, record.last_entry, record.length) == (CLOSED, 99, writer.confirmed_bytes)
-
-
-async def test_recovery_of_an_empty_ledger_ends_at_minus_one(cluster: Cluster) -> None:
-    client = cluster.client()
-    writer = await client.create()
-    reader = await client.recover(writer.ledger_id)
-    assert (reader.last_entry, reader.is_closed) == (-1, True)
-    assert (await client.read_record(writer.ledger_id)).length == 0
-
-
 async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> None:
     """M01: a "no" of a bookie that was not fenced may turn into a yes."""
     client = cluster.client()
@@ -167,15 +119,6 @@ async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> 
     assert {head.op for head in heads} == {Op.ADD, Op.READ, Op.READ_LAC}
     for head in heads:
         assert head.flags == (Flags.RECOVERY if head.op is Op.ADD else Flags.FENCE)
-
-
-async def test_recovery_with_one_of_three_bookies_gone_keeps_everything_confirmed(cluster: Cluster) -> None:
-    writer = await cluster.client().create()
-    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
-    await cluster.bookies[0].stop()
-    reader = await cluster.client().recover(writer.ledger_id)
-    assert reader.last_entry == 9
-    assert [bytes(e.payload) for e in await reader.read(0, 9)] == [b"%d" % i for i in range(10)]
 
 
 async def test_recovery_without_enough_answers_gives_up_and_leaves_the_ledger_in_recovery(cluster: Cluster) -> None:
@@ -206,15 +149,6 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)
     assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
-
-
-async def test_a_damaged_copy_is_no_vote_and_the_good_one_is_found(cluster: Cluster) -> None:
-    writer = await cluster.client().create()
-    await writer.append(b"a")
-    cluster.bookies[0].flip.add(0)
-    cluster.bookies[1].flip.add(0)
-    reader = await cluster.client().recover(writer.ledger_id)
-    assert reader.last_entry == 0
 
 
 async def test_flipped_bytes_on_one_replica_are_read_from_another(cluster: Cluster) -> None:

@@ -1,7 +1,5 @@
 """Entries that are pushed: their listener is told in order, once, and of each failure."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

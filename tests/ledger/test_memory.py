@@ -1,7 +1,5 @@
 """What all ledgers of a client keep for bookies that do not answer has one bound, and nothing waits for good."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

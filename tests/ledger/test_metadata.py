@@ -1,7 +1,5 @@
 """Transitions of the ledger's record: a table of what is stored now and what each transition makes of it."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

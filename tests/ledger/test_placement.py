@@ -1,7 +1,5 @@
 """Placement alone: against brute force ; weights, quarantine, and the shape that missing bookies leave."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Range reads and the bound of reading, without a network."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """A recoverer that goes away at any moment leaves nothing undone, and a reader finds entries that were moved."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """The recovery core as a table: facts in, effects out. Bookies a, b, c; spares d, e."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The adds of a turn travel together; each is answered, refused or asked again for itself."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The ledger library over real bookies: journal, fsync, ZeroMQ on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
@@ -15,11 +13,10 @@ import pytest_asyncio
 from magnetar.bookie.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader, LedgerWriter
-from magnetar.metadata.records import CLOSED, IN_RECOVERY
+from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader
+from magnetar.metadata.records import CLOSED
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, ensure_cluster
-from magnetar.proto.errors import LedgerClosed, LedgerFenced, Unavailable
 from magnetar.runtime.network import World
 from magnetar.runtime.process import real_world
 from tests.ledger.conftest import QUICK
@@ -73,66 +70,6 @@ async def read_all(reader: LedgerReader) -> list[bytes]:
     return entries
 
 
-async def append_until_refused(writer: LedgerWriter, stop: asyncio.Event) -> tuple[list[bytes], int]:
-    """Appends as fast as the loop allows; what was confirmed, and how many were not stored."""
-    sent: list[tuple[bytes, asyncio.Future[int]]] = []
-    while writer.is_writable:
-        for _ in range(20):
-            payload = b"entry %d" % len(sent)
-            sent.append((payload, writer.append(payload)))
-        if len(sent) == 200:
-            stop.set()
-        await asyncio.sleep(0)
-    outcomes = await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
-    acked = [payload for (payload, _), outcome in zip(sent, outcomes, strict=True) if isinstance(outcome, int)]
-    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == list(range(len(acked)))
-    rest = [outcome for outcome in outcomes if not isinstance(outcome, int)]
-    assert all(isinstance(outcome, LedgerClosed | LedgerFenced) for outcome in rest), rest[:3]
-    return acked, len(rest)
-
-
-@pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
-async def test_what_is_confirmed_is_read_back(deployment: Deployment, size: int) -> None:
-    """With the bounds of a real client: `QUICK` is for bookies that fail, and 24 MiB synced may take its second."""
-    client = deployment.client(LedgerConfig())
-    writer = await client.create()
-    payloads = [bytes([i]) * size for i in range(8)]
-    ids = await asyncio.gather(*(writer.append(payload[: size // 2], payload[size // 2 :]) for payload in payloads))
-    assert ids == list(range(8))
-    assert await read_all(client.make_local_reader(writer)) == payloads
-    end = await writer.close()
-    assert end == (7, 8 * size)
-    assert await read_all(await deployment.client().open(writer.ledger_id)) == payloads
-
-
-async def test_a_bookie_that_goes_during_writes_ends_the_ledger_and_loses_nothing(deployment: Deployment) -> None:
-    client = deployment.client()
-    writer = await client.create()
-    begun = asyncio.Event()
-    writing = asyncio.create_task(append_until_refused(writer, begun))
-    await begun.wait()
-    await deployment.stop_bookie(writer.record.fragments[0].bookies[0])
-    acked, _ = await writing
-    end = await writer.close()
-    assert end.last_entry == len(acked) - 1
-    assert await read_all(await client.open(writer.ledger_id)) == acked
-    again = await client.create(ensemble_size=2, write_quorum=2, ack_quorum=2)
-    assert await again.append(b"the topic goes on") == 0
-
-
-async def test_a_writer_is_fenced_by_another_client_and_confirmed_entries_are_all_there(deployment: Deployment) -> None:
-    writer = await deployment.client().create()
-    begun = asyncio.Event()
-    writing = asyncio.create_task(append_until_refused(writer, begun))
-    await begun.wait()
-    reader = await deployment.client().recover(writer.ledger_id)
-    acked, refused = await writing
-    assert refused > 0
-    assert reader.last_entry >= len(acked) - 1
-    assert (await read_all(reader))[: len(acked)] == acked
-    assert (await writer.close()).last_entry == reader.last_entry
-
-
 async def test_two_recoverers_at_once_report_the_same_end(deployment: Deployment) -> None:
     writer = await deployment.client().create()
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(150)))
@@ -140,38 +77,6 @@ async def test_two_recoverers_at_once_report_the_same_end(deployment: Deployment
     readers = await asyncio.gather(one.recover(writer.ledger_id), two.recover(writer.ledger_id))
     assert [reader.last_entry for reader in readers] == [149, 149]
     assert (await one.read_record(writer.ledger_id)).state == CLOSED
-
-
-async def test_recovery_with_one_of_three_bookies_down(deployment: Deployment) -> None:
-    writer = await deployment.client().create()
-    payloads = [b"%d" % i for i in range(50)]
-    await asyncio.gather(*(writer.append(payload) for payload in payloads))
-    client = deployment.client()
-    await writer.abandon()
-    await deployment.stop_bookie(deployment.bookies[1].id)
-    assert await read_all(await client.recover(writer.ledger_id)) == payloads
-
-
-async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_one_is_back(
-    deployment: Deployment
-) -> None:
-    writer = await deployment.client().create()
-    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(50)))
-    await writer.abandon()
-    for bookie in deployment.bookies[:2]:
-        await deployment.stop_bookie(bookie.id)
-    client = deployment.client()
-    with pytest.raises(Unavailable):
-        await client.recover(writer.ledger_id)
-    assert (await client.read_record(writer.ledger_id)).state == IN_RECOVERY
-    await deployment.start_bookie("b0")
-    while True:
-        try:
-            reader = await client.recover(writer.ledger_id)
-            break
-        except Unavailable:
-            await asyncio.sleep(0.01)
-    assert len(await read_all(reader)) == 50
 
 
 async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(deployment: Deployment) -> None:

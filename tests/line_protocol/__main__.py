@@ -5,8 +5,6 @@
 It starts the product's broker and adds one listener. `ready lines://HOST:PORT` names the listener for lines.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """A client that speaks lines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 

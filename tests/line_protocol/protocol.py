@@ -14,8 +14,6 @@ The client chooses ID, a word. `closed ID CODE REASON` ends what ID names. A lin
 connection. `python -m tests.line_protocol` is a broker process that serves it as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Sequence
 

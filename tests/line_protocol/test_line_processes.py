@@ -1,7 +1,5 @@
 """The line protocol over TCP between real processes: what a killed broker acknowledged is kept."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

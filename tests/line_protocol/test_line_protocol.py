@@ -1,7 +1,5 @@
 """The sessions serve a second protocol, of text lines: over TCP, and in the simulator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path

@@ -16,8 +16,6 @@ Nothing may be older than what was answered, and nothing a mixture. The last lin
 often a start was `refused`, the tree was `whole`, or a damaged record was `told`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

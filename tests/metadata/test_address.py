@@ -1,7 +1,5 @@
 """What --metadata may say."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

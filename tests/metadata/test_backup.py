@@ -1,7 +1,5 @@
 """Copies of the tree whose records are of this version or of the one before, and their restoration."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commits of one batch: each finds what those before it left, and a refused one leaves nothing."""
 
-from __future__ import annotations
-
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, NodeChanged, Put
 from magnetar.metadata.tree_core import Commit, CommitBatch, TreeJobResult, paths_of_commits
 from magnetar.proto.errors import BadVersion, NodeExists

@@ -1,7 +1,5 @@
 """What metadata/store.py promises, asked of every store: SQLite in process, remote and simulated; ZooKeeper."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """The files of the metadata are of their owner alone: they have the keys of ledgers, and who may what."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

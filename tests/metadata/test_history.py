@@ -1,7 +1,5 @@
 """The history of changes, alone: a watch that resumes hears everything or is told to list again."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

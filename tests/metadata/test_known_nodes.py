@@ -1,7 +1,5 @@
 """What was read lately: never older than a commit that was answered, and bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Members of a secured cluster: whose keys are known, when, and who may write what."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

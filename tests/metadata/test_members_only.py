@@ -1,7 +1,5 @@
 """The service of a restore: members show their keys, everything else is as without a service, strangers stay out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The tree against a dictionary: any sequence of commits, ends of sessions and full reads (Hypothesis)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import settings

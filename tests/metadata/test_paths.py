@@ -1,7 +1,5 @@
 """Paths of the tree: every name of the outside world becomes one segment and comes back."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

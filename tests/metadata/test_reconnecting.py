@@ -1,7 +1,5 @@
 """One session after another: calls wait for the next one, reads are repeated, a commit under way is unknown."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

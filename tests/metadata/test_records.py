@@ -1,7 +1,5 @@
 """The bytes of records: as the docstring says, and nothing damaged gets through."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.metadata import records

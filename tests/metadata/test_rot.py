@@ -1,7 +1,5 @@
 """The metadata's file after crashes and damage: a start shows no older and no mixed state, or says why not."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """The tree in a ZooKeeper over TLS, with credentials: a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator

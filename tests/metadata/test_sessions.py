@@ -1,7 +1,5 @@
 """The table of sessions, alone: who expires, and when nobody does."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.metadata.tree_core import LATE_S, Sessions

@@ -1,7 +1,5 @@
 """The store on its file: group commit, what survives a kill, who may open it, and what a bad disk does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -127,15 +125,6 @@ async def test_files_that_are_not_ours_are_refused_and_left_as_they_were(tmp_pat
         await SqliteStore.open(real_world(), str(text))
     with pytest.raises(Unavailable):
         await SqliteStore.open(real_world(), str(tmp_path))
-
-
-async def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "metadata.db"
-    await (await SqliteStore.open(real_world(), str(path))).close()
-    with contextlib.closing(sqlite3.connect(path)) as sql:
-        sql.execute("PRAGMA user_version = 99")
-    with pytest.raises(InvalidConfiguration, match=r"format version 99; .* upgrade"):
-        await SqliteStore.open(real_world(), str(path))
 
 
 async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:

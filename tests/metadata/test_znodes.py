@@ -1,7 +1,5 @@
 """How keys lie in a ZooKeeper and what a commit becomes, alone: against a model that executes the steps."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

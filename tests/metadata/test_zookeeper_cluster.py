@@ -1,7 +1,5 @@
 """Bookies and a broker as real processes on a real ZooKeeper: it dies, it sleeps beyond the session timeout."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -11,8 +11,6 @@ simulator or its invariants are too weak. The last line is JSON: `killed` and `a
 Exit code 1: one is alive.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import json

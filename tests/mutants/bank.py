@@ -14,8 +14,6 @@ from M50 on are of security.
 | directed | the named tests: where seeds cannot reach it, or would need too many; `why` says so |
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Defects of the bookie: patches of its service, store and identity."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Defects of the SDK: where messages wait, what it tells of unknown outcomes, and what it leaves open."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Defects of the coordinators of transactions: patches of the core, its take-over, and its retention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Defects of half messages: patches of the core of a coordinator, and of what its next epoch reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Runs what should see a mutant until something falls, or enough was run."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Defects of what a broker and the bookies of its process say to each other (`runtime/peer/inside.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from magnetar.runtime.files import Buffer

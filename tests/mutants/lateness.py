@@ -1,7 +1,5 @@
 """Defects of who is late: a deletion, or an owner, that goes on after another one has what it had."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace

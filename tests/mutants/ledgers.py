@@ -18,7 +18,7 @@ from magnetar.ledger.peer_format import Flags, Op, RequestHead
 from magnetar.ledger.pending_core import AddAcked, PendingAdd, PendingAdds, SendAdd, Striping
 from magnetar.ledger.reader_core import ReadableEntryBound
 from magnetar.ledger.recovery_core import EntryVotes, Recovery
-from magnetar.ledger.writer_core import CloseLedger, EntryOutcome, NoReplacement, Writer, WriterState
+from magnetar.ledger.writer_core import CloseLedger, NoReplacement, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack
@@ -276,18 +276,6 @@ def acks_out_of_order(stack: Stack) -> None:
         return done
 
     put(stack, PendingAdds, "take_confirmed", eager)
-
-
-def fenced_is_a_failed_bookie(stack: Stack) -> None:
-    """Of §1.3: FENCED changes the ensemble instead of poisoning the handle: the writer walks around the fence."""
-    honest = Writer.receive
-
-    def receive(self: Writer[Any], fact: Any) -> Any:
-        if type(fact).__name__ == "AddRefused" and fact.why is EntryOutcome.FENCED:
-            return ()
-        return honest(self, fact)
-
-    put(stack, Writer, "receive", receive)
 
 
 # ------------------------------------------------------------------------------------ the reader

@@ -1,7 +1,5 @@
 """Defects of acknowledgements in transactions: patches of a cursor's pending acknowledgements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

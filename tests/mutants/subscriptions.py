@@ -1,7 +1,5 @@
 """Defects of subscriptions: patches of the dispatcher, the cursor and the index of delays."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

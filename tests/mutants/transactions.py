@@ -1,7 +1,5 @@
 """Defects of a topic's transactions: patches of its joins, its outcomes, and the numbers of its producers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -12,8 +12,6 @@ alone. The last line of what is played is JSON: `scenes`, `failed`, `known` (the
 `seconds`. Exit code 1: a scene failed of which no defect is known.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -4,8 +4,6 @@
 real processes, or with Spark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping

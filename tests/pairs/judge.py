@@ -15,8 +15,6 @@ A message has a number, and each *view* (a consumer, a reader, a table, a query)
 An outcome that nobody was told may be there or not. Guard: tests/pairs/test_judge.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Pairs that do not hold yet, and the defect in plain words. A test of such a pair has to fail (xfail, strict): who
 mends the defect takes its rows away."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 DEFECTS: dict[tuple[str, str], str] = {}

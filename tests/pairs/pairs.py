@@ -1,7 +1,5 @@
 """Which pairs there are, and where each is met: the names of tests, and the sentences that exclude."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Plays scenes beside each other on one server, as many at a time as are not in each other's way."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import traceback

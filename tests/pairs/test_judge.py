@@ -1,7 +1,5 @@
 """The judge of the pairs finds each fault in a history that has it, and none in one that has none."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.pairs.judge import Got, Outcome, Sent, View, judge, stale

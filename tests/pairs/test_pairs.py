@@ -1,7 +1,5 @@
 """Each pair of features that needs no process of its own: scene.py has the play, judge.py what is judged."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each pair of a feature and kill -9: all of them on one process, which is killed while they send, and starts again."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

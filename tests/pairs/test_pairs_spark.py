@@ -1,7 +1,5 @@
 """Each pair of a feature and Spark: a batch query writes the second wave, another one reads everything."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

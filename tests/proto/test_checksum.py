@@ -1,7 +1,5 @@
 """CRC32C: known answers, pieces, and parts that are joined without being read."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

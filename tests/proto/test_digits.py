@@ -1,7 +1,5 @@
 """What is a number, and that nothing else decides it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,4 +1,3 @@
-from __future__ import annotations
 
 import shutil
 from importlib.resources import files

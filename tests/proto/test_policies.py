@@ -1,7 +1,5 @@
 """Policies: what they may be, how they are merged, and their bytes."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.proto.errors import InvalidRequest

@@ -1,7 +1,5 @@
 """Closed sets: what is said in one place, read in another, perhaps by an earlier version."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.proto import states

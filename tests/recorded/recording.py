@@ -7,8 +7,6 @@ The scene is the same each time: one broker with a name, clocks that stand still
 What differs all the same is masked (`MASKS`): ports, ids of bookies and ledgers, rates, ages, the size of the disk.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

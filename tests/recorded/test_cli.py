@@ -1,7 +1,5 @@
 """Every verb of administration prints what is written in cli.txt, and its help what is in help.txt."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

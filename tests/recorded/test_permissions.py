@@ -1,7 +1,5 @@
 """What each rpc and each frame needs, as it was: a row whose permission becomes another is a change that is meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from magnetar.broker.access.table_core import RULES

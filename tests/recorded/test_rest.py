@@ -1,7 +1,5 @@
 """Every route of REST answers what is written in rest.txt: status, headers that programs read, bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The transports are tested on both event loops; everything else on the standard one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

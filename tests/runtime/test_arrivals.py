@@ -1,7 +1,5 @@
 """What arrives and is not read: windows and long messages have one bound, each waits in turn, and none for good."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

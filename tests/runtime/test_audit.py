@@ -1,7 +1,5 @@
 """The audit log: what a caller that is refused again and again may write into it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The system's random source, drawn in blocks."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What the limit of open files means for a process: strangers cannot take the descriptors that its files need."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """The real disk: round trips, and what is refused."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Probes are answered although the event loop hangs, and systemd hears what it waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

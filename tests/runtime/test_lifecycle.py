@@ -1,7 +1,5 @@
 """The parts of a process: order, deadlines, and no part that keeps another from stopping."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

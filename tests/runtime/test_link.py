@@ -1,7 +1,5 @@
 """Frames between a process and its parent, in whatever pieces they come."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Logs as text and as JSON lines."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

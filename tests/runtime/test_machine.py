@@ -1,7 +1,5 @@
 """The memory that a process may have: of the machine, or of the control groups that it is in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

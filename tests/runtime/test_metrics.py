@@ -1,7 +1,5 @@
 """Metrics: what is counted is what Prometheus reads."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families

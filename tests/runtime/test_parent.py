@@ -1,7 +1,5 @@
 """Real processes of a parent: they are started again, and end with it, also when it is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

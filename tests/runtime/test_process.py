@@ -1,7 +1,5 @@
 """A real process: how it ends, and with which code."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the parent of several processes does next: facts and effects; and at random, with its invariants."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

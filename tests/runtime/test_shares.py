@@ -1,7 +1,5 @@
 """How memory is shared out: within the budget, no share below its least, given values kept; what cannot be is said."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A long-lived task that fails, or is cancelled by a stranger, is logged, counted, shown, and runs again."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable

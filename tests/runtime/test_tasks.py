@@ -1,7 +1,5 @@
 """Tasks have an owner: what fails is seen, and nothing outlives its part."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

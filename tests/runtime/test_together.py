@@ -1,7 +1,5 @@
 """The pages of several processes as one: a group for each metric, and on each series whose it is."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.runtime.metrics import SECONDS, Histogram, MetricsPage, label_text

@@ -1,7 +1,5 @@
 """runtime/tasks.py: work that began ends, whatever becomes of its caller."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Certificates of any shape, made in the session."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Callable
 

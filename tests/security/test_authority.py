@@ -1,7 +1,5 @@
 """The files of `magnetar security init`: made once, kept, and handed out to servers without the keys that sign."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from magnetar.security.authority import FILES, OFF_SERVERS

@@ -1,7 +1,5 @@
 """What a listener says to each wrong credential: one typed error, one line in the audit log, and nothing leaked."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Users and passwords: files of htpasswd, what is refused, and what guessing costs."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -3,8 +3,6 @@
 Searched in plain, in hexadecimal and in base64 (at each of its three alignments, as the standard and as URLs write it).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

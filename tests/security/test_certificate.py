@@ -1,7 +1,5 @@
 """Whom a client certificate names, and every certificate that names no role."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 

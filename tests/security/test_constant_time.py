@@ -1,7 +1,5 @@
 """Secrets are compared in the same time wherever they differ, and a wrong answer costs what a right one does."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Who fails again and again waits, longer each time."""
 
-from __future__ import annotations
-
 from magnetar.security.basic import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_S, FailedLogins
 
 

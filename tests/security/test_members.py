@@ -1,7 +1,5 @@
 """Members' certificates: who is one, and what the metadata service takes from whom."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 from pathlib import Path

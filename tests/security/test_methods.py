@@ -1,7 +1,5 @@
 """Several ways to say who one is, at one listener: what a caller brings decides, and a wrong credential refuses it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tokens of OpenID Connect: an issuer on loopback, its keys, and every way it fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

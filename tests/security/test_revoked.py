@@ -1,7 +1,5 @@
 """Credentials that end before their time: a token on the list of revoked ones, a key or a password that is replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Each secret is replaced while servers run: what is open stays, and new connections work at each step."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A secured broker as an operator sets it up: the commands of docs/security.md, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import stat
 import time
@@ -19,7 +17,7 @@ from magnetar.security.secrets import Secret
 from magnetar.security.token import create_token
 from tests.security.test_settings import private
 from tests.support.certificates import Authority
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_cli, run_here
 
 pytestmark = pytest.mark.processes
 
@@ -29,7 +27,7 @@ class Secured:
 
     def __init__(self, folder: Path, started: Processes) -> None:
         self.folder = folder / "security"
-        done = run_cli("security", "init", str(self.folder), "--host", "broker.example")
+        done = run_here("security", "init", str(self.folder), "--host", "broker.example")
         assert done.code == 0, done.err
         self.started = started
         self.url = self.start("standalone").wait_ready()
@@ -40,7 +38,7 @@ class Secured:
 
     def token(self, role: str, *more: str) -> str:
         """The path of a token for the role."""
-        done = run_cli("security", "token", "create", "--folder", str(self.folder), "--role", role, *more)
+        done = run_here("security", "token", "create", "--folder", str(self.folder), "--role", role, *more)
         assert done.code == 0, done.err
         path = self.folder / f"{role}.made"
         path.write_text(done.out)
@@ -49,7 +47,7 @@ class Secured:
 
     def cli(self, *arguments: str, token: str = "") -> Result:
         who = ("--token", token) if token else ()
-        return run_cli(*arguments, "--url", self.url, "--tls-ca", str(self.folder / "ca.pem"), *who)
+        return run_here(*arguments, "--url", self.url, "--tls-ca", str(self.folder / "ca.pem"), *who)
 
     def grant(self, role: str) -> None:
         """Produce and consume in public/default."""
@@ -88,9 +86,9 @@ def test_a_role_sends_and_receives_a_super_user_administers_and_others_do_nothin
     for verb in (("topics", "list"), ("produce", "orders", "-m", "x")):
         refused = secured.cli(*verb)
         assert (refused.code, "bring a token" in refused.err) == (1, True), refused.err
-    untrusted = run_cli("topics", "list", "--url", secured.url, "--token", admin)
+    untrusted = run_here("topics", "list", "--url", secured.url, "--token", admin)
     assert (untrusted.code, "--tls-ca" in untrusted.err) == (1, True), untrusted.err
-    clear = run_cli("topics", "list", "--url", secured.url.replace("+ssl", ""))
+    clear = run_here("topics", "list", "--url", secured.url.replace("+ssl", ""))
     assert (clear.code, "magnetar+ssl" in clear.err) == (1, True), clear.err
 
 
@@ -113,9 +111,9 @@ def test_programs_bring_tokens_and_dead_letters_go_through_the_brokers_own(secur
 def test_tokens_are_shown_validated_and_refused_after_their_end(secured: Secured) -> None:
     settings = ("--security", str(secured.folder / "security.toml"))
     lasting, short = secured.token("ada"), secured.token("eve", "--days", "0.0001")
-    assert '"sub": "ada"' in run_cli("security", "token", "show", lasting).out
-    assert "role ada, valid for ever" in run_cli("security", "token", "validate", lasting, *settings).out
-    assert run_cli("security", "token", "validate", "-", *settings, stdin="a.b.c").code == 1
+    assert '"sub": "ada"' in run_here("security", "token", "show", lasting).out
+    assert "role ada, valid for ever" in run_here("security", "token", "validate", lasting, *settings).out
+    assert run_here("security", "token", "validate", "-", *settings, stdin="a.b.c").code == 1
     time.sleep(9)
     done = secured.cli("produce", "t", "-m", "x", token=short)
     assert (done.code, "expired" in done.err) == (1, True), done.err
@@ -149,26 +147,26 @@ def test_no_secret_is_readable_for_others_or_in_a_log(secured: Secured) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in secured.folder.iterdir()}
     secret = {"ca-key.pem", "broker-key.pem", "token-key.pem", "admin.token", "broker.token"}
     assert {name for name, mode in modes.items() if mode == 0o600} == secret
-    assert run_cli("security", "init", str(secured.folder)).code == 1
+    assert run_here("security", "init", str(secured.folder)).code == 1
     said = secured.cli("topics", "list", token=str(secured.folder / "admin.token"))
     token = (secured.folder / "admin.token").read_text().strip()
     logs = [path.read_text() for path in secured.started.directory.rglob("*.std*")]
     assert logs
     assert not any(token[-40:] in text for text in (*logs, said.out, said.err))
     (secured.folder / "token-key.pem").chmod(0o644)
-    open_key = run_cli("security", "token", "create", "--folder", str(secured.folder), "--role", "x")
+    open_key = run_here("security", "token", "create", "--folder", str(secured.folder), "--role", "x")
     assert (open_key.code, "chmod 600" in open_key.err) == (2, True), open_key.err
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(secured: Secured) -> None:
     admin = str(secured.folder / "admin.token")
     renew = ("security", "certificate", "--folder", str(secured.folder))
-    assert run_cli(*renew, "--host", "elsewhere.example").code == 0
+    assert run_here(*renew, "--host", "elsewhere.example").code == 0
     moved = secured.cli("topics", "list", token=admin)
     assert (moved.code, "host name" in moved.err) == (1, True), moved.err
-    assert run_cli(*renew, "--host", "127.0.0.1").code == 0
+    assert run_here(*renew, "--host", "127.0.0.1").code == 0
     assert secured.cli("topics", "list", token=admin).code == 0
-    assert run_cli(*renew).code == 0, "the hosts of the one before"
+    assert run_here(*renew).code == 0, "the hosts of the one before"
     assert secured.cli("topics", "list", token=admin).code == 0
 
 
@@ -211,7 +209,7 @@ def test_certificates_and_passwords_say_who_calls_and_brokers_know_each_other_by
 
     def cli(*arguments: str, by: TlsFiles) -> Result:
         who = ("--tls-cert", by.certificate, "--tls-key", by.key, "--tls-ca", by.ca)
-        return run_cli(*arguments, "--url", url, *who)
+        return run_here(*arguments, "--url", url, *who)
 
     for role in ("orders", "ada"):
         grant = ("--role", role, "--actions", "produce,consume")
@@ -271,11 +269,11 @@ def test_acts_and_denials_are_in_the_audit_log_whatever_the_log_level(secured: S
 
 
 def test_check_says_what_a_caller_without_credentials_may(secured: Secured) -> None:
-    closed = run_cli("security", "check", secured.url, "--tls-ca", str(secured.folder / "ca.pem"))
+    closed = run_here("security", "check", secured.url, "--tls-ca", str(secured.folder / "ca.pem"))
     assert (closed.code, closed.err) == (0, ""), closed.err
     assert closed.out.count("no: Unauthenticated") == 8
     open_one = secured.started.start("open", "standalone", "--port", "0", "--data", "open").wait_ready()
-    found = run_cli("security", "check", open_one, "-o", "json")
+    found = run_here("security", "check", open_one, "-o", "json")
     assert found.code == 1
     assert "may list tenants, look up a topic" in found.err
     assert "read the traffic of others" in found.err

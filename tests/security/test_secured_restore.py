@@ -1,8 +1,6 @@
 """A secured cluster's metadata is restored from a copy, by real processes: the bookies are asked as they are asked by
 an operator while the metadata service is there, and nobody else gets in meanwhile."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from tests.support.processes import Process, Result, run_cli
+from tests.support.processes import Process, Result, run_here
 from tests.support.secured import SecuredCluster
 
 pytestmark = pytest.mark.processes
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 def restore(secured: SecuredCluster, copy: Path, *more: str) -> Result:
     data = secured.directory / "metadata"
-    return run_cli("metadata", "restore", str(copy), "--data", str(data), "-y", "-o", "json", *more)
+    return run_here("metadata", "restore", str(copy), "--data", str(data), "-y", "-o", "json", *more)
 
 
 def restart(processes: Sequence[Process]) -> None:
@@ -46,7 +44,7 @@ def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_
         running.send(b"the bookie is back")
         secured.metadata.kill()
         where = ("--metadata", secured.metadata.address)
-        open_one = run_cli("metadata", "restore", str(copy), "--data", str(tmp_path / "other"), "-y")
+        open_one = run_here("metadata", "restore", str(copy), "--data", str(tmp_path / "other"), "-y")
         assert "give --security" in open_one.out
         done = restore(secured, copy, *where, "--security", secured.settings)
         assert done.code == 0, done.err

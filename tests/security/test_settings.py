@@ -1,7 +1,5 @@
 """The settings file, secrets, and the guard that they make."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who a token says its holder is, and every token that is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -18,8 +18,6 @@ The last line is JSON; `trace_hash` is a hash over the hashes of all seeds in th
 seeds give the same hash, whatever --jobs, the machine's speed or PYTHONHASHSEED.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

@@ -7,8 +7,6 @@ bookie, as in production, with short periods of grace. In some seeds each broker
 (killed, unplugged, or by `Files.die`) is started again after a while, as by an init system, unless it is in `gone`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -4,8 +4,6 @@ As in `magnetar standalone`. What they ask each other crosses no wire, so that n
 freeze, a power loss and a cancelled task strike both at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from asyncio import Future

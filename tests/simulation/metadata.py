@@ -1,7 +1,5 @@
 """The metadata service of a simulation: as in production, but that answers get lost, and somebody sees every commit."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

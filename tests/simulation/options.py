@@ -3,8 +3,6 @@
 Swarm testing: each seed has a random subset of the kinds of faults (faults.py), at random rates; one in ten has none.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

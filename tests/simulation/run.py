@@ -1,7 +1,5 @@
 """One seed, from its number to its verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

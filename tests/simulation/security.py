@@ -7,8 +7,6 @@
 Every key, token and settings' value is made from the seed's own streams, so a seed is the same each time.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from dataclasses import replace

@@ -8,8 +8,6 @@ Each step is run, and stays when what falls is of the same class (the word befor
 seed shrinks to the same schedule each time. A run costs about as much as the seed: RUNS_MAX bounds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Half messages in a simulated cluster: seeds hold, and the judge sees what is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A topic that is unloaded again and again: what a broker says of ids that are gone breaks no client."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

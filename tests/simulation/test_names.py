@@ -1,7 +1,5 @@
 """Names that come back under faults: seeds pass, those with deletions that are late, too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Secured clusters in the simulation: they pass as others do, and a right that is lost, or was never there, is seen."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

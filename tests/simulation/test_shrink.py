@@ -1,7 +1,5 @@
 """A topic over a bookie's absence: its ledgers shrink, nothing confirmed is lost, and they grow when it is back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A failing seed of the whole cluster is shrunk to what it needs, in the same way each time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.simulation.options import Options, draw

@@ -1,7 +1,5 @@
 """The simulation is the same each time, passes on what is right, and fails on what is broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which tier a seed belongs to, and how it is run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.simulation.options import Options, draw

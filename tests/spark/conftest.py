@@ -1,7 +1,5 @@
 """One Spark session and one Magnetar server for all tests that need both."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -6,8 +6,6 @@
 A run reads all that is in the topic `in`, through a shuffle into so many tasks, and writes it to `out`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -10,8 +10,6 @@ are aborted. The seed gives moments, targets and tasks; what the machine does in
 `--guarantee at-least-once` is the control: numbers may come twice, and none is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,7 +1,5 @@
 """Who a query is: every credential of the SDK reaches the broker, and none is shown or written."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

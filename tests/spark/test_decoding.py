@@ -1,7 +1,5 @@
 """Payloads become columns by the schema that wrote them; what is not of it is named, or null."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

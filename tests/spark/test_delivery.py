@@ -1,7 +1,5 @@
 """Exactly once without Spark: writes, commits and aborts in every order, over a broker in memory with coordinators."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Columns become payloads by the topic's schema; what is not of it is refused, with its column."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime, time
 from typing import Any

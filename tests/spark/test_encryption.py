@@ -1,7 +1,5 @@
 """The connector's keys, with Spark and a real server: written encrypted, read in clear, refused without the key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

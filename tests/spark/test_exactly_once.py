@@ -1,7 +1,5 @@
 """Exactly once inside Spark: real sessions, a real server; queries that run again, lose a checkpoint, or fail."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -3,8 +3,6 @@
 Readers are called as Spark calls them, in this process: the connections of one process are what is shared wrongly.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable
@@ -269,11 +267,6 @@ def test_a_stream_that_has_nothing_new_keeps_its_text(url: str, client: Any, top
 
 
 # ------------------------------------------------------------------------------ the broker's side
-async def _raises(awaitable: Any) -> None:
-    with pytest.raises(TopicNotFound, match="made anew"):
-        await awaitable
-
-
 def test_a_broker_reads_and_advances_only_what_it_was_asked_for(url: str, client: Any, admin: Any, topic: str) -> None:
     """An index of the old topic acknowledges nothing of the new one."""
     client.subscribe(topic, "keep").close()

@@ -1,7 +1,5 @@
 """Typed columns in Spark, by the schemas that a real server has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

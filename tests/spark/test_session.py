@@ -1,7 +1,5 @@
 """A session of `magnetar.spark_session()` knows the format, however Python was started and Magnetar installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

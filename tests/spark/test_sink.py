@@ -1,7 +1,5 @@
 """The sink without Spark: Arrow batches to a broker in memory; it waits for room, and says what no message can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any

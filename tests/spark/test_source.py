@@ -1,7 +1,5 @@
 """The source without Spark: what it does with entries that cannot become rows, and with values that do not fit."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

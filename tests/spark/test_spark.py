@@ -1,7 +1,5 @@
 """The connector inside Spark: real sessions, a real server, `format("magnetar")` without any registration."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

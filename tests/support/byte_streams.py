@@ -1,7 +1,5 @@
 """Bytes of a `runtime.network.ByteStream`, for tests that want them as they come."""
 
-from __future__ import annotations
-
 from magnetar.runtime.network import ByteStream
 
 

@@ -1,7 +1,5 @@
 """The processes of a server with `--processes N`, as tests see them: their names are those on the lines of the log."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A metadata store whose watches break, and whose reads fail, when a test says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

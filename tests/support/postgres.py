@@ -6,8 +6,6 @@
 PostgreSQL refuses to run as root: there the server's user is `postgres`, or else `nobody`.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -7,8 +7,6 @@
 Processes listen on loopback, die with the test run (also when that is killed), and work in the test's own folder.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -61,7 +59,10 @@ def run_here(*arguments: str, stdin: str | None = None, **environment: str) -> R
     """The same in this process, without the second that an interpreter takes to begin: for tests with many commands."""
     with CliRunner(env=environment).isolation(input=stdin) as (out, err, _):
         with unittest.mock.patch.object(sys, "argv", ["magnetar", *arguments]):
-            code = run_command_line(root)
+            try:
+                code = run_command_line(root)
+            except SystemExit as ended:
+                code = int(ended.code or 0)
         sys.stdout.flush()
         sys.stderr.flush()
         return Result(code, out.getvalue().decode(), err.getvalue().decode())

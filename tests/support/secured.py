@@ -7,13 +7,11 @@
 For tests and benchmarks: `secured.url` and `secured.settings` are what else they need.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import magnetar
 from magnetar.cli.common.processes import Cluster
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_here
 
 
 class SecuredCluster(Cluster):
@@ -21,7 +19,7 @@ class SecuredCluster(Cluster):
         self, directory: Path, *, bookies: int = 3, brokers: int = 1, session_timeout_s: float | None = None
     ) -> None:
         self.folder = directory / "security"
-        done = run_cli("security", "init", str(self.folder))
+        done = run_here("security", "init", str(self.folder))
         assert done.code == 0, done.err
         self.settings = str(self.folder / "security.toml")
         super().__init__(
@@ -30,7 +28,7 @@ class SecuredCluster(Cluster):
 
     def cli(self, *arguments: str) -> Result:
         """A command of the operator's, to the brokers."""
-        return run_cli(
+        return run_here(
             *arguments, MAGNETAR_URL=self.url, MAGNETAR_SECURITY=self.settings,
             MAGNETAR_METADATA=self.metadata.address, MAGNETAR_TLS_CA=str(self.folder / "ca.pem"),
             MAGNETAR_TOKEN=str(self.folder / "admin.token"),

@@ -9,8 +9,6 @@ It dies with the thread that started it, so start it from the main one. Nothing 
 pyspark, which pyproject.toml asks for.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -4,8 +4,6 @@
 its own archive, and into a part of `check` that is for archives from that version on.
 """
 
-from __future__ import annotations
-
 import time
 
 import magnetar

@@ -4,8 +4,6 @@ A standalone server's folder with what content.py writes, after a stop in order 
 checkpoints of the first, a journal to replay of the second. Never made again for a version that is released.
 """
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 from pathlib import Path

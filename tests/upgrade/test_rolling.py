@@ -5,8 +5,6 @@ The topic has deduplication, and its two producers, one with the older client an
 receipt: in the end each message is there once, in its producer's order.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

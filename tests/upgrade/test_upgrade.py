@@ -1,7 +1,5 @@
 """What earlier versions wrote is read by this one; what a later one writes is refused, with what to do."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import struct

@@ -1,7 +1,5 @@
 """What a Kafka is told before it starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.peers.kafka_server import settings

@@ -1,7 +1,5 @@
 """Loads of ours run against a real server for a moment; what they tell is a rate and latencies. No figure is judged."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

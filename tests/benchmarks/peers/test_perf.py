@@ -1,7 +1,5 @@
 """What pulsar-perf of Pulsar 4.0.8 prints is read: its lines are recorded ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Ratios of the peers: how they are taken from rounds, the table, the file, the picture, the command without peers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -171,20 +169,6 @@ def test_a_side_that_does_not_start_is_named_and_nothing_is_compared_with_it(sid
     assert done.exit_code == 1
     assert "- small-sends, magnetar failed: OSError: no space on the disk" in done.stdout
     assert "round" not in done.stderr, "a peer alone is no comparison"
-
-
-def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    other.write_text('{"benchmark": "produce"}')
-    for arguments in (["--rows", "nothing"], ["--rounds", "0"], ["--json", str(other)], ["--x"]):
-        done = CliRunner().invoke(main, ["--rows", "", *arguments])
-        assert (done.exit_code, done.stdout) == (2, ""), arguments
-
-
-def test_help_names_every_row_and_option() -> None:
-    told = CliRunner().invoke(main, ["--help"]).stdout
-    for each in (*ROWS, "--rounds", "--seconds", "--pause", "--json", "--table", "--plot", "Example:", "Exit codes:"):
-        assert each in told, each
 
 
 def test_rows_are_a_contract_and_their_first_side_is_ours() -> None:

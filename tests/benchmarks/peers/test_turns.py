@@ -1,7 +1,5 @@
 """The turns of the peers: their order, the rest before each, the stolen time, a side that fails, a load apart."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.peers import maven, sends

@@ -1,7 +1,5 @@
 """The formats: the documented example byte for byte, every truncation and every flipped bit is noticed."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable

@@ -5,8 +5,6 @@ these inputs of a few hundred bytes, whatever they say. Lies are also *sealed*: 
 somebody would write who knows the format.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import struct

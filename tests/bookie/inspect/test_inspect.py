@@ -1,7 +1,5 @@
 """Looking into a store: all is found, damage is shown with its place and does not end the look, nothing is touched."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import xml.etree.ElementTree as ET

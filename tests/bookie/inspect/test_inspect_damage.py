@@ -1,7 +1,5 @@
 """Looking into a store with damage in it: it is named with its place, and what lies behind it is found."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

@@ -1,7 +1,5 @@
 """Bookies with auto-recovery, metadata and clients in one simulation; bookies die, come back empty, or for good."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """No task of a bookie, of its metadata session or of a ledger client ends without being seen and begun again."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Which copies are missing where, against a slow and obvious count; and what comes next."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What compaction finds damaged is reported at once, and fetched from the other bookies."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 

@@ -1,7 +1,5 @@
 """Garbage collection deletes dead logs and only those (invariants 21, 22)."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

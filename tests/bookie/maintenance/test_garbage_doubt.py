@@ -1,7 +1,5 @@
 """A ledger is missing from the metadata: deleted by its owner, or is the metadata damaged, older, or the wrong one?"""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable
@@ -45,7 +43,6 @@ def _flipped(path: str, at: int, bit: int) -> str:
     return path[:at] + chr(ord(path[at]) ^ 1 << bit) + path[at + 1 :]
 
 
-LEDGER_3 = paths.ledger(3)
 LOST: list[tuple[str, Callable[[str], str | None]]] = [
     ("no-record", lambda path: None),
     ("folder", lambda path: _flipped(path, 4, 1)),
@@ -62,7 +59,7 @@ def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_unti
     gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS)
+        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS | {"gc_interval_s": 600.0})
         for ledger in gone:
             node = await cluster.metadata.get(paths.ledger(ledger))
             assert node is not None

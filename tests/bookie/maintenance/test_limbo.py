@@ -4,8 +4,6 @@ Three bookies, metadata and clients in one simulation. `amnesia` switches limbo 
 entries (the defects M07, M09 and M27 of BookKeeper's history).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable

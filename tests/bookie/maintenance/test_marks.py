@@ -1,7 +1,5 @@
 """Marks: the same facts give the same mark, a change makes it new, and nobody is lost before the grace is over."""
 
-from __future__ import annotations
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The pace keeps its mean whatever the batches, and lets nobody save up."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Real processes: a bookie is killed for good, a fourth takes its copies, and any single one may then be missing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

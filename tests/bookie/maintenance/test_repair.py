@@ -4,8 +4,6 @@ Real bookies, metadata and clients in a simulation (tests/bookie/maintenance/cop
 named test sees the defect: M20 (copies without RECOVERY), M21 (the last fragment of an open ledger).
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

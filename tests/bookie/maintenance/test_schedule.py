@@ -1,7 +1,5 @@
 """Compactions come by their intervals, however often the bookie is restarted and whatever its clock says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """The scrubber finds what is damaged before a reader does, says so, and has it mended where a good copy is."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -3,8 +3,6 @@
 Everywhere else: the stops of the crash enumeration (tests/crashes/stops.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The checkpoint: its order in real syncs, no gap for readers, what a failed one leaves (ledger protocol §2.4)."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Iterator

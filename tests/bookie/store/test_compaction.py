@@ -1,7 +1,5 @@
 """Compaction moves what lives, loses nothing at any crash, and gives the disk back (ledger protocol §2.6)."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -6,8 +6,6 @@ and no fence is forgotten. Thousands of cases, each on its own copy of the disk 
 cookie, with which no bookie starts when it is damaged, and the scrubber's note, without which it begins again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The store against crashes at any disk operation: acked ⊆ present ⊆ sent, fences are for ever (invariants 14–18)."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -10,7 +8,6 @@ from magnetar.bookie.store.disk import NoSpace
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.stores import DATA, NODE, Model, load, open_store, simulate
-from tests.crashes import run
 
 
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
@@ -70,14 +67,6 @@ def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
     simulation.run(main())
     assert simulation.complaints == []
     assert len(model.acked) > 30
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_few_of_the_states_that_a_power_loss_can_leave(seed: int) -> None:
-    """A taste of `python -m tests.crashes`, which has the rest and replays a state by its name."""
-    part = run.workload(str(seed), 400)
-    assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
-    assert part.states > 100
 
 
 def test_a_first_start_on_a_full_disk_says_so_and_works_when_there_is_room() -> None:

@@ -1,7 +1,5 @@
 """HELD says exactly what a bookie could give now: from memory, flushed, striped, quarantined, mended, deleted."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -1,7 +1,5 @@
 """The index against a dictionary: groups come, logs go, pages are loaded by need into a cache with a bound."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

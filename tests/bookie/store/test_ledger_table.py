@@ -1,7 +1,5 @@
 """The ledger table against dictionaries: merged, deleted, checkpointed and loaded in any order, it says the same."""
 
-from __future__ import annotations
-
 import errno
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Entry logs that are written direct: the same bytes as those that are not, and as safe wherever the power fails."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -14,9 +12,9 @@ from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTE
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import Operation
-from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import stored_entry
-from tests.bookie.stores import NODE, UUID, Model, load, open_store
+from tests.bookie.stores import NODE, UUID
 
 LOGS = "/logs"
 BUFFERS = [b"a" * 10, b"b" * 4096, b"c" * 8192, b"d" * 4086, b"e", b"", b"f" * 5000, b"g" * 3000, b"h" * 100_000]
@@ -126,36 +124,3 @@ def test_what_was_not_committed_is_written_over(how: str) -> None:
         writer.ensure_room(10)
     writer.append([b"the end"])
     assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected + b"the end"
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_acknowledged_add_is_lost_by_power_failures_while_logs_are_written_direct(seed: int) -> None:
-    simulation = Simulation(seed)
-    rng = random.Random(f"{seed}/direct")
-    model = Model()
-    direct: list[str] = []
-
-    def record(operation: Operation) -> None:
-        if operation.kind == "pwrite" and operation.path.endswith(".log") and len(operation.data) % 4096 == 0:
-            direct.append(operation.path)
-
-    async def life(crash_in: int) -> None:
-        simulation.node(NODE).disk.takes_direct = True
-        simulation.node(NODE).disk.record = record
-        if crash_in:
-            simulation.world(NODE)
-            simulation.crash_at(NODE, crash_in, power_loss=True)
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, model.check(store))
-        await simulation.spawn(NODE, load(store, model, rng, 1000 if crash_in else 20))
-
-    async def main() -> None:
-        for _ in range(8):
-            with pytest.raises(NodeCrashed):
-                await life(rng.randint(1, 400))
-        await life(0)
-
-    simulation.run(main())
-    assert simulation.complaints == []
-    assert len(model.acked) > 30
-    assert direct, "checkpoints wrote direct"

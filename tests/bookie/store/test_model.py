@@ -14,8 +14,6 @@ durable, a tombstone that a restart forgets, a mark captured after the swap of t
 inserted after they are in the journal.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field

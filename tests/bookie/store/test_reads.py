@@ -1,7 +1,5 @@
 """Reading: ranges that are read ahead, what ends that, and that no entry is missed while it moves from log to log."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -1,7 +1,5 @@
 """An index made from its log says what the old one said; what lies between damaged records is found again."""
 
-from __future__ import annotations
-
 import random
 
 from magnetar.bookie.format import entry_log, index

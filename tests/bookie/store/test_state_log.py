@@ -1,7 +1,5 @@
 """Tombstones, quarantine, limbo, drained logs: true at once, durable with a checkpoint, and what reads answer."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """A broker whose callers say their role in clear, so that tests try what each may do, without tokens."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace

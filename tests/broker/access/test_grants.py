@@ -1,7 +1,5 @@
 """Grants that change while clients are connected, at every broker; and what becomes of them when their place goes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

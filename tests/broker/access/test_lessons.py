@@ -1,7 +1,5 @@
 """What went wrong elsewhere, tried here: ids and names that belong to others, watches, and what a refusal costs."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@ Over gRPC, with roles; the rules one by one are in tests/broker/transaction/test
 write and read in the namespace; `stranger` has no grant at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

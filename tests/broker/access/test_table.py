@@ -1,7 +1,5 @@
 """Every rpc with every kind of role: what is denied is what the table says, and a denied call changes nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a user may choose the size of is not bounded by one commit, and a crash in between loses nothing."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import AsyncIterator, Sequence

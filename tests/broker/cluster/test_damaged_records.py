@@ -3,8 +3,6 @@
 A damaged record may be any that there was, also of another path: nothing is decided as if it were not there.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

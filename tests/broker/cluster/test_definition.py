@@ -1,7 +1,5 @@
 """What a schema of each type has to be, and which ones go together."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

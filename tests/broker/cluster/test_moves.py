@@ -1,8 +1,6 @@
 """A broker gives a bundle to another one: its clients follow at once, and whichever of the two dies at whichever step,
 the bundle can be taken and nothing acknowledged is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Ledgers that nobody refers to go, safely; ledgers that are gone are said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

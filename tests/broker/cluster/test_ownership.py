@@ -1,7 +1,5 @@
 """Who owns a bundle when several ask at once, on a real metadata tree whose answers come late."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

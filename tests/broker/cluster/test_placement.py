@@ -1,7 +1,5 @@
 """Which broker gets a bundle: the better of two at random, by its load and by what it was assigned a moment ago."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

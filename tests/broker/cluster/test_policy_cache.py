@@ -1,7 +1,5 @@
 """Policies as a broker knows them: inherited, and current whoever changes them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """The registry: equal schemas share a number, concurrent ones do not pass each other, and no number is used twice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Brokers of one group share what any of them is asked for; the others of a cluster take what they are asked for."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """A fresh cluster of brokers of one group: topics are spread over them, whatever protocol asks for their owners."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import urllib.request

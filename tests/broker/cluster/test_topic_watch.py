@@ -1,7 +1,5 @@
 """What is told of a namespace's topics, by one who follows, drops off and follows again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What applies to a topic: topic > namespace > broker, field by field."""
 
-from __future__ import annotations
-
 from magnetar.broker.common.config import NAMES, BrokerConfig, make_policies, resolve_policies
 from magnetar.proto.applied import AppliedPolicies
 from magnetar.proto.policies import Policies, check

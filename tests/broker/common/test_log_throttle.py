@@ -1,7 +1,5 @@
 """What a loop says that tries again and again."""
 
-from __future__ import annotations
-
 import asyncio
 
 from magnetar.broker.common.retry import AGAIN_S, LogThrottle

@@ -1,7 +1,5 @@
 """Token buckets: the rate holds on the average, whatever is taken at once, and debts are paid by waiting."""
 
-from __future__ import annotations
-
 import random
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Each verb is cancelled at its first await, then at its second, and so on until o
 serves as ever: producers and consumers that were connected go on or are told, and the metadata says what memory says.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial

@@ -1,7 +1,5 @@
 """Deliveries written by hand are what protobuf would write."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.broker.grpc.translate import ITEM_BYTES_MAX, encode_deliveries, encode_read_reply

@@ -1,7 +1,5 @@
 """Looking into a topic: exact backlogs in messages, single messages."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

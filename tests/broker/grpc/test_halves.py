@@ -1,7 +1,5 @@
 """Half messages over gRPC: who may prepare one, what is refused before anything is stored, and streams that ask."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Services that are loaded by their first caller have each rpc, and are made once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Statistics of all topics of a namespace: requests grow with brokers, not with topics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

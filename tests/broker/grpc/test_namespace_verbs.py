@@ -1,7 +1,5 @@
 """Verbs of a whole namespace, over two brokers: unload, clear-backlog, unsubscribe; and two questions about a topic."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gRPC's standard services at a broker's port, asked by gRPC's own client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.proto import health_pb2, reflection_pb2
 from magnetar.runtime.network import HEALTH, REFLECTION, rpc
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
@@ -101,7 +99,7 @@ def test_many_answers_pass_through_small_windows(channel: grpc.Channel) -> None:
 
 def test_on_a_secured_server_a_stranger_may_check_and_nothing_else(started: Processes, tmp_path: Path) -> None:
     folder = tmp_path / "security"
-    assert run_cli("security", "init", str(folder)).code == 0
+    assert run_here("security", "init", str(folder)).code == 0
     server = started.start(
         "s", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--security", str(folder / "security.toml")
     )

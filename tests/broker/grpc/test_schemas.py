@@ -1,7 +1,5 @@
 """Schemas over gRPC: at the opening of producers and consumers, and as operators ask for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The services over real gRPC on loopback: each request of proto/wire.proto, what it promises and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -183,73 +181,6 @@ async def test_no_more_is_sent_than_permits_allow(deployment: Deployment) -> Non
     assert await consumer.quiet()
 
 
-async def test_acknowledged_messages_do_not_come_again_after_the_topic_was_unloaded(deployment: Deployment) -> None:
-    await deployment.filled(6)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    deliveries = [await consumer.receive() for _ in range(6)]
-    await consumer.ack(deliveries[0], deliveries[1], deliveries[3])
-    await deployment.admin("UnloadTopic", wire.Name(name=TOPIC))
-    again = await deployment.consumer()
-    assert await again.receive_payloads(3) == [b"2", b"4", b"5"]
-    assert await again.quiet()
-
-
-async def test_part_of_a_batch_can_be_acknowledged_and_survives(deployment: Deployment) -> None:
-    await deployment.filled(2, batch=4)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    first = await consumer.receive()
-    await consumer.ack(first, indexes=[0, 2])
-    await deployment.admin("UnloadTopic", wire.Name(name=TOPIC))
-    again = await deployment.consumer()
-    first = await again.receive()
-    assert list(first.acked_batch_indexes) == [0, 2]
-    await again.ack(first, indexes=[1, 3])
-    await again.close()
-    last = await deployment.consumer()
-    assert payloads_of((await last.receive()).entry) == [b"4", b"5", b"6", b"7"]
-
-
-async def test_a_cumulative_ack_may_end_inside_a_batch(deployment: Deployment) -> None:
-    await deployment.filled(3, batch=3)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    deliveries = [await consumer.receive() for _ in range(3)]
-    await consumer.ack(deliveries[1], cumulative=True, indexes=[1])
-    await consumer.close()
-    again = await deployment.consumer()
-    first = await again.receive()
-    assert first.entry_id == deliveries[1].entry_id
-    assert list(first.acked_batch_indexes) == [0, 1]
-    stats = await deployment.admin("TopicStats", wire.Name(name=TOPIC))
-    assert stats.subscriptions[0].unacked == 4
-
-
-async def test_what_is_given_back_comes_again_with_a_count(deployment: Deployment) -> None:
-    await deployment.filled(3)
-    consumer = await deployment.consumer(initial_position=EARLIEST)
-    deliveries = [await consumer.receive() for _ in range(3)]
-    position = wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=deliveries[1].entry_id)
-    consumer.frame(redeliver=wire.Redeliver(entries=[position]))
-    again = await consumer.receive()
-    assert (again.entry_id, again.redelivery_count) == (deliveries[1].entry_id, 1)
-    consumer.frame(redeliver=wire.Redeliver())
-    counts = [(await consumer.receive()).redelivery_count for _ in range(3)]
-    assert counts == [1, 2, 1]
-
-
-async def test_a_consumer_that_leaves_a_shared_subscription_gives_its_messages_to_the_others(
-    deployment: Deployment
-) -> None:
-    producer = await deployment.producer()
-    first = await deployment.consumer(type=SHARED, permits=10)
-    for number in range(10):
-        await producer.send(b"%d" % number)
-    assert len(await first.receive_payloads(10)) == 10
-    second = await deployment.consumer(type=SHARED)
-    assert await second.quiet()
-    await first.close()
-    assert await second.receive_payloads(10) == [b"%d" % number for number in range(10)]
-
-
 async def test_a_shared_subscription_takes_no_cumulative_ack(deployment: Deployment) -> None:
     await deployment.filled(1)
     consumer = await deployment.consumer(type=SHARED, initial_position=EARLIEST)
@@ -346,21 +277,6 @@ async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and
     back = await deployment.consumer(subscription="early", initial_position=EARLIEST)
     await producer.send(b"3")
     assert await back.receive_payloads(1) == [b"3"]
-
-
-async def test_the_last_message_id_and_unsubscribe(deployment: Deployment) -> None:
-    producer = await deployment.producer()
-    consumer = await deployment.consumer()
-    consumer.frame(last_message_id=1)
-    assert (await consumer.next("last")).index == -1
-    receipt = await producer.send(b"a", b"b")
-    consumer.frame(last_message_id=2)
-    last = await consumer.next("last")
-    assert (last.index, last.id.entry_id, last.id.batch_index) == (1, receipt.entry_id, 1)
-    await consumer.receive()
-    consumer.requests = 3
-    await consumer.ask(unsubscribe=3)
-    assert not (await deployment.admin("ListSubscriptions", wire.Name(name=TOPIC))).names
 
 
 async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader(deployment: Deployment) -> None:

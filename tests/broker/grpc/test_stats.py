@@ -1,7 +1,5 @@
 """The statistics that any protocol shows, and their messages."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Transactions of a whole broker over gRPC: ends, repeats, a crash, a hand-over. The topics record what they hear."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path

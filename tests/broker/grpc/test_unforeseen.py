@@ -1,7 +1,5 @@
 """What fails unforeseen beside a consumer's stream is told to the consumer: it never waits for ever."""
 
-from __future__ import annotations
-
 import asyncio
 
 from magnetar.proto import wire_pb2 as wire

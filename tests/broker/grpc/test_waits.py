@@ -1,7 +1,5 @@
 """A publish that waits for a ledger: its client learns why, while it waits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

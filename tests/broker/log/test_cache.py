@@ -1,7 +1,5 @@
 """The tail cache: what it keeps, and that it weighs what its entries take in memory."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A compaction dies at any of its writes, or does not learn how one ended: nothing is lost, doubled or left behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

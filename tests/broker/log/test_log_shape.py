@@ -1,7 +1,5 @@
 """The shape of a log: positions across ledgers, empty ones included."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.broker.log.log_shape_core import LogShape, Span

@@ -1,7 +1,5 @@
 """What is said of a choice of ensemble and quorums."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.broker.log.log_shape_core import describe_quorum_risks

@@ -1,7 +1,5 @@
 """What every replica lost is passed over when an operator says so: with real stores, and to the end of the walk."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable

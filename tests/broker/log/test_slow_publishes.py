@@ -1,7 +1,5 @@
 """Slow records: a line for what is late, with the time at each station, and nothing for what is not."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

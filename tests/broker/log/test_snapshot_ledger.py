@@ -3,8 +3,6 @@
 The snapshots here are those of deduplication, the record is one node that holds a ledger id and its owner's claim.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

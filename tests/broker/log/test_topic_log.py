@@ -181,18 +181,6 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
     assert done == [step.__name__ for step in TAKE_OVER]
 
 
-async def test_take_over_keeps_what_was_confirmed_and_continues_the_indexes(bench: Bench) -> None:
-    first = await bench.owner()
-    first.publish(5)
-    await first.settled(5)
-    second = await bench.owner()
-    assert await second.all() == [b"0", b"1", b"2", b"3", b"4"]
-    second.publish()
-    ((_, position, index),) = await second.settled(1)
-    assert index == 5
-    assert position.ledger_id > first.log.shape.tail.ledger_id
-
-
 async def test_a_former_owner_is_fenced_and_confirms_nothing_more(bench: Bench) -> None:
     first = await bench.owner()
     first.publish(2)
@@ -438,26 +426,6 @@ async def test_ledger_ids_of_a_topic_increase_whoever_holds_which_block_of_ids(b
 
 
 # ---------------------------------------------------------------------------------------- the next ledger
-async def test_rolling_over_loses_and_reorders_nothing(bench: Bench) -> None:
-    owner = await bench.owner(roll_entries=10)
-    for _ in range(20):
-        owner.publish(7)
-        await asyncio.sleep(0)
-    outcomes = await owner.settled(140)
-    assert [outcome[2] for outcome in outcomes] == list(range(140))
-    assert [outcome[1] for outcome in outcomes] == sorted(outcome[1] for outcome in outcomes)
-    assert await owner.all() == [b"%d" % number for number in range(140)]
-    spans = owner.log.shape.spans
-    assert len(spans) >= 13
-    owner.log.shape.check()
-    listed = await bench.list()
-    assert [each.entries for each in listed.ledgers[:-1]] == [span.last_entry + 1 for span in spans[:-1]]
-    for each in listed.ledgers[:-1]:
-        record = await bench.ledger(each.ledger_id)
-        assert record is not None
-        assert (record.state, record.last_entry) == (CLOSED, each.entries - 1)
-
-
 @pytest.mark.parametrize("replaced", [True, False])
 async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in_order(
     tmp_path: Path, replaced: bool

@@ -1,7 +1,5 @@
 """Key_Shared and entries whose keys are long work to find: compressed to very little, or of very many messages."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

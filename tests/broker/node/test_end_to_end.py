@@ -1,7 +1,5 @@
 """Producers and consumers over real gRPC, through a broker, into a real bookie and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.cluster import TestConsumer, TestProducer, cluster

@@ -1,7 +1,5 @@
 """Two brokers on one cluster: one goes, the other serves its topics, and nothing acknowledged is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Very much that is given back, or left by a consumer that goes: in slices of the loop, in order, and all of it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A deletion that is late: the topic that it ended was deleted by another call and made anew, or taken over."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Topics are loaded a few at a time, those of producers first, and one that does not end delays no other."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

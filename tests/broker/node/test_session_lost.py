@@ -1,7 +1,5 @@
 """A broker whose metadata session is lost serves on, and in the next session keeps what nobody took in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What always is in memory takes from the caches what it needs beyond its share, and holes have a bound together."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One walk over all loaded topics: what it adds up, and what it does not read."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands with any values in any order: what a stranger sends ends its own connection at most, and holds nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 The thieves: a role with the rights of the owner, a role without any, and the owner's own role on another connection.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from magnetar.metadata.records import GrantsRecord

@@ -1,7 +1,5 @@
 """Frames alone: cut anywhere, of every wrong length, and numbers that are signed elsewhere."""
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Iterator

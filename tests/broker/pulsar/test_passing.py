@@ -1,7 +1,5 @@
 """Subscriptions that do not last, as Pulsar's clients open them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from magnetar.proto import pulsar_pb2 as pulsar

@@ -1,7 +1,5 @@
 """Schemas over Pulsar's protocol: what a producer and a consumer bring, and what clients ask for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Watchers of topics by a pattern, as Pulsar's Java client uses them."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

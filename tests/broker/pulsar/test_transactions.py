@@ -1,7 +1,5 @@
 """Commands of transactions, one by one: coordinators are found, what is hidden is shown, and a wrong one is told."""
 
-from __future__ import annotations
-
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_batch, encode_client_part, plain_items

@@ -1,7 +1,5 @@
 """A client of HTTP on asyncio, request by request, and a broker that serves it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

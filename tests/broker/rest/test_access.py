@@ -1,7 +1,5 @@
 """Who may what over HTTP: the same questions, refusals and lines of the audit log as over gRPC."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Settings that change while brokers run: at every broker, kept over a restart, and with Pulsar's errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,26 +1,16 @@
 """Half messages over REST, as an operator lists and decides them. Coordinators and topics are real."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from magnetar.broker.server import Broker
-from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
-from magnetar.client.common.errors import HalfParked, TransactionAborted
-from magnetar.client.model.settings import InitialPosition
 from tests.broker.rest.http import ANY, Http, serving
 from tests.support.cluster import Cluster
 
 HALVES = "/admin/v3/transactions/halves"
-FULL = "persistent://public/default/orders"
-
-
 class Scene:
     """A half of `orders`, of group `shop`, that no program answers for."""
 
@@ -40,24 +30,6 @@ async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Broker, Cluster]]:
         yield Scene(http, client, await producer.prepare(b"17", group="shop", check_key="17")), broker, running
 
 
-async def test_halves_are_listed_and_shown_as_an_admin_client_has_them(tmp_path: Path) -> None:
-    async with scene(tmp_path) as (it, broker, _):
-        [row] = await it.http.get(HALVES)
-        assert (row["half"], row["state"], row["group"], row["checkKey"]) == (str(it.half.id), "WAITING", "shop", "17")
-        assert (row["topics"], row["unknown"], row["members"], row["reason"]) == ([FULL], 0, 0, "")
-        shown = await it.http.get(it.path)
-        assert shown["ageMs"] >= row["ageMs"]
-        assert {**shown, "ageMs": 0} == {**row, "ageMs": 0}
-        async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
-            same = await admin.half(it.half.id)
-        assert (row["bytes"], row["owner"], row["half"]) == (same.bytes, same.owner, str(same.half))
-        number = it.half.id.most
-        assert len(await it.http.get(f"{HALVES}?group=shop&coordinatorId={number}")) == 1
-        assert await it.http.get(f"{HALVES}?group=other") == []
-        assert await it.http.get(f"{HALVES}?coordinatorId={(number + 1) % 16}") == []
-        assert await it.http.get(f"{HALVES}?parked=true") == []
-
-
 async def test_the_oldest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
     async with scene(tmp_path) as (it, _, _):
         producer = await it.client.create_producer("orders")
@@ -65,36 +37,6 @@ async def test_the_oldest_come_first_and_no_more_than_asked_for(tmp_path: Path) 
         rows = await it.http.get(HALVES)
         assert [each["half"] for each in rows] == [str(it.half.id), str(later.id)]
         assert [each["half"] for each in await it.http.get(f"{HALVES}?limit=1")] == [str(it.half.id)]
-
-
-async def test_a_parked_half_waits_for_an_operator_who_revives_or_commits_it(tmp_path: Path) -> None:
-    async with scene(tmp_path) as (it, _, _):
-        await it.http.done("POST", f"{it.path}/park")
-        await it.http.done("POST", f"{it.path}/park")
-        [row] = await it.http.get(f"{HALVES}?parked=true")
-        assert (row["state"], row["reason"]) == ("PARKED", "by an operator")
-        with pytest.raises(HalfParked):
-            await it.half.commit()
-        await it.http.done("POST", f"{it.path}/revive")
-        assert await it.state() == "WAITING"
-        await it.http.done("POST", f"{it.path}/park")
-        consumer = await it.client.subscribe("orders", "s", initial_position=InitialPosition.Earliest)
-        await it.http.done("POST", f"{it.path}/commit")
-        assert (await consumer.receive(10_000)).data() == b"17"
-        await it.http.done("POST", f"{it.path}/commit")
-        await it.http.get(it.path, 404)
-        assert await it.http.get(HALVES) == []
-        for verb in ("rollback", "park", "revive"):
-            assert "committed" in (await it.http.done("POST", f"{it.path}/{verb}", status=409)).reason
-
-
-async def test_what_an_operator_rolls_back_cannot_be_committed(tmp_path: Path) -> None:
-    async with scene(tmp_path) as (it, _, _):
-        await it.http.done("POST", f"{it.path}/rollback")
-        await it.http.done("POST", f"{it.path}/rollback")
-        assert "rolled back" in (await it.http.done("POST", f"{it.path}/commit", status=409)).reason
-        with pytest.raises(TransactionAborted):
-            await it.half.commit()
 
 
 async def test_ids_that_are_none_and_what_is_no_half_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Requests that no client sends: each is answered with a status that says what was wrong, and the others are served."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

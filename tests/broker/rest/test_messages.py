@@ -1,7 +1,5 @@
 """Statistics with every key that Pulsar's tools read, and messages as they read them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import b64encode

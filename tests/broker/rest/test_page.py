@@ -1,7 +1,5 @@
 """The page by plain HTTP: its views, and the walls of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

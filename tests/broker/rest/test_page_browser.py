@@ -1,7 +1,5 @@
 """The page in a real browser: with and without its script, with hostile names, live, by keyboard, behind a login."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import quote
 

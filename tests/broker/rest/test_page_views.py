@@ -1,7 +1,5 @@
 """The views of a topic's insides and of the cluster's: what each shows, to whom, and that nothing hostile is markup."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Policies in Pulsar's form: what is set is shown again, at namespaces and topics; what has no meaning is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Routes as Pulsar's tools and client suites call them, with their statuses and bodies; one broker in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -19,28 +17,6 @@ NS = f"{V2}/namespaces/public/default"
 
 
 # ------------------------------------------------------------------ tenants and namespaces
-async def test_tenants_and_namespaces_are_made_shown_and_deleted(tmp_path: Path) -> None:
-    async with serving(tmp_path, cluster="standalone") as (http, _, _):
-        tenant, namespace = f"{V2}/tenants/acme", f"{V2}/namespaces/acme/orders"
-        await http.done("PUT", namespace, status=404)
-        await http.done("PUT", tenant, {"adminRoles": ["ops"], "allowedClusters": ["standalone"]})
-        await http.done("PUT", tenant, {}, 409)
-        await http.done("PUT", f"{V2}/tenants/other", {"allowedClusters": ["elsewhere"]}, 412)
-        await http.done("PUT", f"{V2}/tenants/a%20b", {}, 412)
-        assert await http.get(tenant) == {"adminRoles": ["ops"], "allowedClusters": ["standalone"]}
-        await http.done("POST", tenant, {"adminRoles": ["dev"], "allowedClusters": []})
-        assert (await http.get(tenant))["adminRoles"] == ["dev"]
-        await http.done("PUT", namespace)
-        await http.done("PUT", namespace, status=409)
-        assert await http.get(f"{V2}/namespaces/acme") == ["acme/orders"]
-        await http.done("DELETE", tenant, status=409)
-        await http.done("PUT", f"{V2}/persistent/acme/orders/t")
-        await http.done("DELETE", namespace, status=409)
-        await http.done("DELETE", f"{tenant}?force=true")
-        assert await http.get(f"{V2}/tenants/") == ["public"]
-        await http.get(tenant, 404)
-
-
 async def test_what_set_up_scripts_of_client_suites_send_is_taken(tmp_path: Path) -> None:
     async with serving(tmp_path, cluster="standalone") as (http, _, _):
         await http.done("PUT", f"{V2}/clusters/standalone", {"serviceUrl": "http://localhost:8080/"})
@@ -105,52 +81,6 @@ async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(tmp_path: 
 
 
 # ------------------------------------------------------------------ topics
-async def test_topics_and_partitions_are_made_listed_grown_and_deleted(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        one, many = f"{V2}/persistent/public/default/one", f"{V2}/persistent/public/default/many"
-        await http.done("PUT", one, {})
-        await http.done("PUT", one, {}, 409)
-        kind = "application/vnd.partitioned-topic-metadata+json"
-        body = {"partitions": 2, "properties": {"a": "b"}}
-        sent = await http.ask("PUT", f"{many}/partitions", body, Content_Type=kind)
-        assert sent.status == 204
-        assert (await http.get(f"{many}/partitions"))["partitions"] == 2
-        assert (await http.get(f"{one}/partitions"))["partitions"] == 0
-        await http.done("PUT", f"{V2}/persistent/public/default/none/partitions", 0, 406)
-        await http.done("POST", f"{many}/partitions", 3)
-        await http.done("POST", f"{many}/partitions", 1, 422)
-        names = [f"persistent://public/default/many-partition-{n}" for n in range(3)]
-        assert await http.get(f"{V2}/persistent/public/default") == [*names, "persistent://public/default/one"]
-        assert await http.get(f"{V2}/persistent/public/default/partitioned") == ["persistent://public/default/many"]
-        assert await http.get(f"{NS}/topics?mode=NON_PERSISTENT") == []
-        await http.done("POST", f"{many}/createMissedPartitions")
-        await http.done("DELETE", many, status=409)
-        await http.done("DELETE", f"{one}/partitions", status=404)
-        await http.done("DELETE", one)
-        await http.done("DELETE", one, status=404)
-        await http.done("DELETE", f"{many}/partitions?force=true")
-        await http.get(f"{many}/partitions", 404)
-        made = await http.get(f"{V2}/persistent/public/default/auto/partitions?checkAllowAutoCreation=true")
-        assert made["partitions"] == 0
-        assert await http.get(f"{V2}/persistent/public/default") == ["persistent://public/default/auto"]
-
-
-async def test_a_topic_is_terminated_unloaded_truncated_and_compacted(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", T)
-        for verb, path in (("PUT", "unload"), ("DELETE", "truncate"), ("PUT", "compaction"), ("POST", "trim")):
-            await http.done(verb, f"{T}/{path}")
-        status = await http.get(f"{T}/compaction")
-        assert status["status"] in ("NOT_RUN", "RUNNING", "SUCCESS")
-        ended = await http.done("POST", f"{T}/terminate", status=200)
-        assert set(ended.json) == {"ledgerId", "entryId", "partitionIndex"}
-        many = f"{V2}/persistent/public/default/many"
-        await http.done("PUT", f"{many}/partitions", 2)
-        await http.done("POST", f"{many}/terminate", status=405)
-        ended = await http.done("POST", f"{many}/terminate/partitions", status=200)
-        assert set(ended.json) == {"0", "1"}
-
-
 async def test_subscriptions_of_a_partitioned_topic_are_those_of_each_partition(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, _, _):
         await http.done("PUT", f"{T}/partitions", 3)
@@ -266,4 +196,3 @@ def test_the_document_has_every_route_once() -> None:
 def test_a_route_that_shows_something_says_what(row: Any) -> None:
     assert row.answer
     assert row.summary.endswith(".")
-

@@ -1,7 +1,5 @@
 """Transactions over REST: Pulsar's v3 as its tools call it, and our own routes. Topics and coordinators are real."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,47 +28,20 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path, *, cumulative: bool = False) -> AsyncIterator[tuple[Scene, Broker, Cluster]]:
+async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Broker, Cluster]]:
     async with serving(folder) as (http, broker, running), Client(f"magnetar://{broker.endpoint}") as client:
         orders = await client.create_producer("orders")
         bills = await client.create_producer("bills")
-        kind = ConsumerType.Exclusive if cumulative else ConsumerType.Shared
-        consumer = await client.subscribe("bills", "s", kind, initial_position=InitialPosition.Earliest)
+        consumer = await client.subscribe("bills", "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest)
         for number in range(3):
             await bills.send(b"%d" % number)
         await orders.send(b"before")
         txn = await client.transaction(timeout=60)
         for _ in range(2):
             await orders.send(b"hidden", txn=txn)
-        message = await consumer.receive()
-        if cumulative:
-            await consumer.acknowledge_cumulative(message, txn=txn)
-        else:
-            await consumer.acknowledge(message, txn=txn)
+        await consumer.acknowledge(await consumer.receive(), txn=txn)
         await orders.send(b"after")
         yield Scene(http, client, txn), broker, running
-
-
-async def test_the_metadata_of_a_transaction_has_its_owner_and_what_its_topics_have(tmp_path: Path) -> None:
-    async with scene(tmp_path) as (it, _, _):
-        found = await it.http.get(f"{V3}/transactionMetadata/{it.id}")
-        assert (found["txnId"], found["status"], found["timeoutAt"]) == (str(it.txn.id), "OPEN", 60_000)
-        assert found["openTimestamp"] > 1_500_000_000_000
-        assert found["producedPartitions"] == {FULL: {"startPosition": _second(found), "aborted": False}}
-        assert found["ackedPartitions"] == {OTHER: {"s": {"cumulativeAckPosition": None, "pendingEntries": 1}}}
-        assert found["address"].startswith("127.0.0.1:")
-        await it.txn.commit(wait="visible")
-        ended = await it.http.get(f"{V3}/transactionMetadata/{it.id}")
-        assert (ended["status"], ended["producedPartitions"], ended["ackedPartitions"]) == ("COMMITTED", {}, {})
-        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}", status=409)
-        assert (await it.http.get(f"{V2}/{FULL.replace('://', '/')}/stats"))["committedTxnCount"] == 1
-
-
-def _second(found: dict[str, Any]) -> str:
-    """The second entry of the topic, whatever its ledger."""
-    ledger, entry = found["producedPartitions"][FULL]["startPosition"].split(":")
-    assert entry == "1", "the first message is in no transaction"
-    return f"{ledger}:{entry}"
 
 
 async def test_a_stuck_transaction_names_who_began_it_and_what_waits_for_it(tmp_path: Path) -> None:
@@ -95,70 +66,12 @@ async def test_a_stuck_transaction_names_who_began_it_and_what_waits_for_it(tmp_
         assert (await it.http.get(f"{V3}/id/{it.id}"))["reason"] == "admin"
 
 
-async def test_statistics_of_buffers_and_pending_acknowledgements(tmp_path: Path) -> None:
-    async with scene(tmp_path, cumulative=True) as (it, _, _):
-        buffer = await it.http.get(f"{V3}/transactionBufferStats/{ORDERS}?lowWaterMarks=true&segmentStats=true")
-        assert (buffer["state"], buffer["ongoingTxnSize"], buffer["waiting"]) == ("Ready", 1, 3)
-        assert buffer["maxReadPosition"].endswith(":0")
-        in_buffer = await it.http.get(f"{V3}/transactionInBufferStats/{ORDERS}/{it.id}")
-        assert (in_buffer["startPosition"].partition(":")[2], in_buffer["aborted"]) == ("1", False)
-        bills = "public/default/bills"
-        pending = await it.http.get(f"{V3}/pendingAckStats/{bills}/s")
-        assert (pending["state"], pending["ongoingTxnSize"]) == ("Ready", 1)
-        acked = await it.http.get(f"{V3}/transactionInPendingAckStats/{bills}/s/{it.id}")
-        place = acked["cumulativeAckPosition"]
-        assert place.endswith(":0")
-        ledger = place.partition(":")[0]
-        position = f"{V3}/positionStatsInPendingAck/{bills}/s/{ledger}"
-        assert await it.http.get(f"{position}/0") == {"state": "PendingAck"}
-        assert await it.http.get(f"{position}/1?batchIndex=-1") == {"state": "NotInPendingAck"}
-        assert await it.http.get(f"{position}/99") == {"state": "InvalidPosition"}
-        await it.http.get(f"{V3}/pendingAckStats/{bills}/none", 404)
-        await it.http.get(f"{V3}/transactionBufferStats/public/default/none", 404)
-        for route in (f"pendingAckInternalStats/{bills}/s", f"transactionBufferInternalStats/{ORDERS}"):
-            await it.http.get(f"{V3}/{route}", 405)
-        await it.txn.commit(wait="visible")
-        assert await it.http.get(f"{position}/0?batchIndex=0") == {"state": "MarkDelete"}
-        untouched = await it.http.get(f"{V3}/transactionBufferStats/public/default/orders")
-        assert (untouched["ongoingTxnSize"], untouched["totalAbortedTransactions"]) == (0, 0)
-
-
 async def test_a_topic_without_transactions_has_no_snapshot_and_is_read_to_its_end(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
         await (await client.create_producer("orders")).send(b"plain")
         found = await http.get(f"{V3}/transactionBufferStats/{ORDERS}")
         assert (found["state"], found["snapshotType"]) == ("NoSnapshot", None)
         assert found["maxReadPosition"].endswith(":0")
-
-
-async def test_coordinators_are_listed_with_their_brokers_and_statistics(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _):
-        urls = {each["brokerServiceUrl"] for each in await http.get(f"{V3}/coordinators")}
-        assert urls == {broker.pulsar_urls[""][0]}, "the one that would take them"
-        await http.get(f"{V3}/coordinatorStats")
-        assert broker.topic_manager.transactions.loaded_coordinators == [], "a question loads no coordinator"
-    async with scene(tmp_path / "used") as (it, broker, _):
-        number = it.txn.id.most
-        listed = await it.http.get(f"{V3}/coordinators")
-        assert [each["id"] for each in listed] == list(range(16))
-        assert listed[number]["brokerServiceUrl"] == broker.pulsar_urls[""][0]
-        stats = await it.http.get(f"{V3}/coordinatorStats")
-        assert set(stats) == {str(each) for each in range(16)}
-        one = await it.http.get(f"{V3}/coordinatorStats?coordinatorId={number}")
-        assert (one["state"], one["ongoingTxnSize"]) == ("Ready", 1)
-        assert one["recoverEndTime"] >= one["recoverStartTime"] > 1_500_000_000_000
-        assert one["lowWaterMark"] < it.txn.id.least <= one["leastSigBits"]
-        slow = await it.http.get(f"{V3}/slowTransactions/0")
-        assert set(slow) == {str(it.txn.id)}
-        assert slow[str(it.txn.id)]["producedPartitions"].keys() == {FULL}
-        assert await it.http.get(f"{V3}/slowTransactions/3600000?coordinatorId={number}") == {}
-        rows = await it.http.get(f"{V3}/status")
-        assert (len(rows), rows[number]["open"]) == (16, 1)
-        await it.txn.commit(wait="visible")
-        ledger = (await it.http.get(f"{V3}/coordinatorInternalStats/{number}"))["transactionLogStats"]
-        assert ledger["managedLedgerInternalStats"]["numberOfEntries"] > 0
-        await it.http.get(f"{V3}/coordinatorStats?coordinatorId=16", 404)
-        await it.http.get(f"{V3}/coordinatorInternalStats/5000", 404)
 
 
 async def test_a_topic_is_deleted_by_force_when_nothing_prepared_is_there(tmp_path: Path) -> None:

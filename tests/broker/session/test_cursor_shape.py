@@ -1,7 +1,5 @@
 """Buckets and gaps of a cursor, against plain sets."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from hypothesis import given, settings

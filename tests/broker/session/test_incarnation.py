@@ -1,8 +1,6 @@
 """A consumer that returns names the topic that it read: one of the same name that was made later begins at its first
 message, whatever place the consumer asks for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What operators look into: cursors, copies of ledgers, the metadata, and who is connected."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that change while brokers run, where each is from, and what a broker says of itself."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

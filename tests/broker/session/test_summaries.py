@@ -1,7 +1,5 @@
 """What every face shows of a cluster: sums, pages of topics, and why something stays where it is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

@@ -4,8 +4,6 @@ leave.
 The topic's joins are a fake that behaves: a transaction is joined when the test lets it, and ends when it says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

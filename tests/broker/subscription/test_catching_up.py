@@ -1,7 +1,5 @@
 """Subscriptions that catch up from bookies: how much is read at a time, how often, and what stays in memory."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

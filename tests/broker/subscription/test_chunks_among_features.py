@@ -1,7 +1,5 @@
 """A message in chunks where a feature handles entries one by one: it is taken, left or shown as one message."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator

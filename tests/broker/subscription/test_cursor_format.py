@@ -1,7 +1,5 @@
 """The stored state of a cursor: byte for byte, in pieces, damaged at every offset."""
 
-from __future__ import annotations
-
 import pytest
 from pyroaring import BitMap
 

@@ -6,8 +6,6 @@ written: nothing between, nothing older, nothing newer, and every write (a chunk
 record, the deletion of the old ledger) is a place to die at, whether or not it lands.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Durable cursors on real bookies: what is acknowledged stays so, whoever owns the topic next."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,13 +11,12 @@ from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.subscription import cursor_format as stored
-from magnetar.broker.subscription.core.cursor_state import bits_of_indexes
 from magnetar.broker.subscription.cursors import DurableCursor, cursor_path
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyExists, InternalError, MagnetarError, NotEnoughBookies, SubscriptionNotFound
+from magnetar.proto.errors import InternalError, MagnetarError, NotEnoughBookies
 from magnetar.proto.names import Position, TopicName
 from tests.broker.storage import alone
 from tests.broker.subscription.core.shapes import shape_of
@@ -82,21 +79,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 def ack(cursor: DurableCursor, *entries: int) -> None:
     for entry in entries:
         cursor.cursor.ack(Position(10, entry))
-
-
-async def test_the_whole_state_comes_back(bench: Bench) -> None:
-    first = await bench.created()
-    ack(first, 0, 1, 3, 700)
-    first.cursor.ack_messages_of_batch(Position(10, 2), bits_of_indexes([0, 2]), 4)
-    await first.durable_future()
-    again = await bench.opened()
-    assert again.cursor.copy_cursor_state() == first.cursor.copy_cursor_state()
-    assert again.properties == {"a": "b"}
-    assert not again.cursor.has_unstored_changes
-    with pytest.raises(AlreadyExists):
-        await bench.created()
-    with pytest.raises(SubscriptionNotFound):
-        await bench.cursor("other").open(bench.shape)
 
 
 async def test_all_acks_that_wait_are_one_write(bench: Bench) -> None:

@@ -1,7 +1,5 @@
 """Dead letters by the server, for clients that know nothing of them: counted, held back, moved, and never too early."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path

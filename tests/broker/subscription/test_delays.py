@@ -1,7 +1,5 @@
 """Delayed delivery on a real broker, on a clock that the test moves: buckets, restarts, what users met."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 from pathlib import Path

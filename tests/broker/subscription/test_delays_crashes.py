@@ -4,8 +4,6 @@ One life holds entries, seals them and dies at its n-th write (a segment, the di
 still lands or does not; the next one finds what is there, reads the rest from the log, and dies at a write of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from types import SimpleNamespace

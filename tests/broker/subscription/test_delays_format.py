@@ -1,7 +1,5 @@
 """Buckets of delayed entries as bytes: the documented example, round trips, and damage that is noticed."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

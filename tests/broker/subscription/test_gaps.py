@@ -4,8 +4,6 @@ Twelve messages of two each to a ledger; all but the first and the ninth are ack
 and the others go. Nothing that is not acknowledged goes with them, whatever dies in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dead letters and retries by the SDK, through a broker: what is moved, when, and with what written on it."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Messages in chunks under dead-letter and retry policies, of the SDK and of the server: each is moved whole, once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator
 from datetime import timedelta

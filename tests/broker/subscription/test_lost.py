@@ -1,7 +1,5 @@
 """A consumer learns that what is next is lost, with the range; it does not wait for what never comes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A new subscription type is a policy and its registration: one that only this test knows, through a real broker."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`redelivery_order=key` over the wire: what failed holds back what follows it, until it is done; with back-off."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Seeking and resetting: where a subscription begins again, and that nothing comes from there before it is told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

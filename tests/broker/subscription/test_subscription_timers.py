@@ -1,7 +1,5 @@
 """A subscription's timers: one for a rate, one for a read that failed, however often it is woken meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

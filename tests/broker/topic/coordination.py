@@ -1,7 +1,5 @@
 """A coordinator of transactions in memory, for topics under test: it says what a test decided, and settles."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

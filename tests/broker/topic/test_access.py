@@ -1,7 +1,5 @@
 """Who may produce, across connections, unloads and owners; and a subscription that is made with the topic."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

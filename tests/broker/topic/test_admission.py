@@ -1,7 +1,5 @@
 """Who may come to a topic: limits of numbers, of addresses, and the rate of subscribing."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

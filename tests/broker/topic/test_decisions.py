@@ -1,7 +1,5 @@
 """Decisions with a named reason: publishing, trimming, bundles."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic

@@ -1,7 +1,5 @@
 """Deduplication on a cluster: what survives a crash, a move, a policy; what holds data; what a client sees of it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

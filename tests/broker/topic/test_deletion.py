@@ -1,7 +1,5 @@
 """Deleting a topic that has something in transactions: refused, or they are aborted first; never half of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence

@@ -2,8 +2,6 @@
 subscription, a reader or a producer is there, with unread messages. It goes on, and shows what a new one would.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

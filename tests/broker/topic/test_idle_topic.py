@@ -1,7 +1,5 @@
 """What a topic does not keep in memory while a producer is connected and no consumer is."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The record of a subscription that is merely absent: its messages stay, and it begins anew; a deleted one does not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

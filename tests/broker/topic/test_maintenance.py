@@ -1,7 +1,5 @@
 """The life of a topic on a real broker, on a clock that the test moves: expiry, quotas, rolling, endings."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

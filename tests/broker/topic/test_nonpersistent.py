@@ -1,7 +1,5 @@
 """Non-persistent topics: handed to whoever is there, kept nowhere, dropped and counted when nobody keeps up."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of a topic: in which order it calls them, and what of the log they hold, for which reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

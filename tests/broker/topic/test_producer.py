@@ -1,7 +1,5 @@
 """The broker's end of a producer, alone: the order of its answers."""
 
-from __future__ import annotations
-
 from collections import deque
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What Pulsar's documentation shows of Python producers, with `import magnetar as pulsar`, on a broker and a bookie."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta

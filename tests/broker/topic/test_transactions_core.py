@@ -1,7 +1,5 @@
 """The transactions of a topic against plain lists: a walk with sends, ends, trims, and a crash at any point."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The stored outcomes of transactions: there and back, and damage is told."""
 
-from __future__ import annotations
-
 import pytest
 from pyroaring import BitMap, BitMap64
 

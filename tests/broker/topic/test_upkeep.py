@@ -1,7 +1,5 @@
 """What is due in a topic's life: rolling, quotas, inactivity."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

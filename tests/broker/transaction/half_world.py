@@ -6,8 +6,6 @@ one outcome, over all epochs and answers; nothing is answered while its record i
 it at a time, and of its own group.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy

@@ -5,8 +5,6 @@
 it has the answers, the durable records, and what the topics stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 

@@ -3,8 +3,6 @@
 The rules are tests/broker/transaction/judge.py's.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 
@@ -278,29 +276,6 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     assert [world.answers[request] for request in (2, 3, 4, 5)] == [TxnState.COMMITTED] * 4
 
 
-def test_two_commits_at_once_make_one_record() -> None:
-    world = World()
-    txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
-    world.take()
-    world.ask(End(3, txn, EndVerb.COMMIT, "me"))
-    world.appended()
-    assert not world.take(), "there is nothing else to write"
-    assert world.answers[2] is world.answers[3] is TxnState.COMMITTED
-
-
-def test_a_commit_that_races_the_time_out_is_told_that_it_timed_out() -> None:
-    world = World()
-    txn = world.begin(0, timeout_s=1.0)
-    world.ask(Join(1, txn, "a"))
-    world.tick(2.0)
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
-    found = world.answers[2]
-    assert isinstance(found, TransactionAborted)
-    assert found.fields["reason"] == "timeout"
-
-
 def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
     for lands in (0, 1):
         world = World()
@@ -331,19 +306,6 @@ def test_take_over_drives_each_decided_transaction_once() -> None:
     world.flush()
     world.crash()
     assert world.settling == [], "it is done"
-
-
-def test_two_completions_at_once_make_one_record() -> None:
-    world = World()
-    txn = world.begin(0)
-    world.ask(Join(1, txn, "a"))
-    world.ask(End(2, txn, EndVerb.COMMIT, "me"))
-    world.flush()
-    world.settle()
-    world._do(world.core.on_settled(txn, "a"))
-    world.core.decisions.append_deferred_records_next()
-    world.flush()
-    assert sum(type(record).__name__ == "Done" for record in world.log) == 1
 
 
 def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> None:

@@ -1,7 +1,5 @@
 """The bytes of a coordinator's ledger: what is written is read, and damage is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.broker.transaction import log as entries

@@ -1,7 +1,5 @@
 """Half messages of one coordinator, rule by rule, in the world of tests/broker/transaction/half_world.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -60,16 +58,6 @@ def phase(world: HalfWorld, half: int) -> HalfPhase:
 
 
 # ---------------------------------------------------------------------------------- prepare, commit, roll back
-def test_a_half_is_answered_when_it_is_durable_and_shows_nothing() -> None:
-    world = HalfWorld()
-    half = world.prepare("a", "b", request=1)
-    assert 1 not in world.answers
-    world.flush()
-    assert world.answers[1] is TxnState.PREPARED
-    assert status(world, half) is TxnState.PREPARED
-    assert not world.log_of, "nothing is in a topic before the commit: it holds no reader back"
-
-
 def test_a_commit_shows_the_half_once_in_every_topic_and_is_answered_when_it_is_durable() -> None:
     world = HalfWorld()
     half = stored(world, "a", "b", "c")
@@ -81,38 +69,6 @@ def test_a_commit_shows_the_half_once_in_every_topic_and_is_answered_when_it_is_
     assert world.answers[request] is TxnState.COMMITTED
     assert world.visible(half) == ["a", "b", "c"]
     assert status(world, half) is TxnState.COMMITTED
-
-
-def test_what_is_repeated_gets_the_same_answer() -> None:
-    world = HalfWorld()
-    half, again = stored(world), world.number()
-    world.prepare(half=half, request=again)
-    assert world.answers[again] is TxnState.PREPARED
-    first = world.end_half(half, COMMIT)
-    second = world.end_half(half, COMMIT)
-    world.publish()
-    world.flush()
-    assert world.answers[first] is world.answers[second] is TxnState.COMMITTED
-    assert world.answers[world.end_half(half, COMMIT)] is TxnState.COMMITTED
-    late = world.number()
-    world.prepare(half=half, request=late)
-    assert world.answers[late] is TxnState.COMMITTED, "a prepare that comes late stores no second one"
-    assert world.visible(half) == ["a"]
-
-
-def test_after_a_rollback_a_commit_is_refused_for_good_and_the_other_way_round() -> None:
-    world = HalfWorld()
-    half = stored(world)
-    request = world.end_half(half, ROLLBACK)
-    late = world.end_half(half, COMMIT)
-    assert request not in world.answers, "not before it is durable"
-    world.flush()
-    assert world.answers[request] is TxnState.ABORTED
-    assert isinstance(world.answers[late], TransactionAborted)
-    assert world.answers[world.end_half(half, ROLLBACK)] is TxnState.ABORTED
-    other = stored(world)
-    commit(world, other)
-    assert isinstance(world.answers[world.end_half(other, ROLLBACK)], TransactionEnded)
 
 
 def test_a_rollback_of_what_was_never_stored_keeps_it_from_being_stored_later() -> None:
@@ -333,19 +289,6 @@ def test_an_unknown_counts_once_however_often_and_late_it_comes() -> None:
     world.end_half(half, UNKNOWN, check=second.check)
     assert phase(world, half) is HalfPhase.ASKED, "nor one to a question of an earlier epoch"
     assert world.asks[-1].unknown == 1
-
-
-def test_a_late_decision_counts() -> None:
-    world = HalfWorld()
-    half = stored(world)
-    world.watch("slow")
-    world.tick(10)
-    first = world.asks[-1]
-    world.tick(30)
-    request = world.end_half(half, COMMIT, check=first.check)
-    world.publish()
-    world.flush()
-    assert world.answers[request] is TxnState.COMMITTED
 
 
 def test_many_halves_are_asked_about_as_fast_as_they_are_answered() -> None:

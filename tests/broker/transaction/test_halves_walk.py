@@ -3,8 +3,6 @@
 The rules are tests/broker/transaction/half_world.py's. A seed replays its history.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Names that fence, batches of sinks that are committed once, bounds, and ids that come to their end."""
 
-from __future__ import annotations
-
 from magnetar.broker.transaction.begins_core import BLOCK_MAX
 from magnetar.broker.transaction.intents_core import (
     Begin,

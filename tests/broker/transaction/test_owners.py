@@ -4,8 +4,6 @@ A role that asks about what another role has gets, word for word, the answer for
 test compares with such an id. Names and sinks are of a role: two roles use one word for two things.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

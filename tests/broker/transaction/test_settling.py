@@ -1,7 +1,5 @@
 """Each outcome reaches its topic once it can, whatever failed before, and is reported once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

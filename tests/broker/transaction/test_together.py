@@ -1,7 +1,5 @@
 """Questions of one request: one wait for all of their answers."""
 
-from __future__ import annotations
-
 import asyncio
 
 from magnetar.broker.transaction.coordinator import CoordinatorRequests

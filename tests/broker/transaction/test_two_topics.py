@@ -5,8 +5,6 @@ a transaction that sends to both topics and acknowledges at one. Whatever happen
 (invariant 90), as everybody is told; what had no receipt is never shown (invariant 75).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

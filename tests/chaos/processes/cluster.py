@@ -10,8 +10,6 @@ With `processes` each broker is so many processes, at ports after each other, an
 Auto-recovery runs in the bookies, with shorter times than by default: copies are made again many times in a run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ were made again where the record says, before it said so.
 A process of its own (`python -m tests.chaos.processes.copies METADATA BOOKIE…`) looks, without the proxy: a line each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The processes of a cluster under faults: one interface for Magnetar's own and for a ZooKeeper."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

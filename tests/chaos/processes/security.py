@@ -4,8 +4,6 @@ Clients have tokens of TOKEN_S seconds, which a callable renews. The role VISITO
 fault `revoke`), and has them again when it is healed.
 """
 
-from __future__ import annotations
-
 import datetime
 import threading
 import time

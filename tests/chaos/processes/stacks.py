@@ -4,8 +4,6 @@ listen()        in the process (tests/chaos/processes/unsynced.py)
 kill -USR1 PID  its log then has the stack of each task, and the exception of each that ended with one
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,7 +1,5 @@
 """Each mode of the proxy, on loopback, with a server that answers in capitals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

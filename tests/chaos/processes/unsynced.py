@@ -15,8 +15,6 @@ With LIES in the environment no sync is noted and nothing is direct: a disk that
 SQLite writes past this (metadata): a power cut is only `kill -9` for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

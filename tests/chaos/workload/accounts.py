@@ -20,8 +20,6 @@ pairs. A *move* takes messages of an account, sends each to the statement and ac
 Of a transaction whose client was told nothing, the coordinator's answer counts. Guarded by test_accounts.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ The load is small, about a hundred messages a second: each is nine records of hi
 they are judged. Half an hour is 1.5 million records in less than a gigabyte; equal texts are kept once.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

@@ -6,8 +6,6 @@ before it is sent, an outcome after it is known, so a record before another one 
 `value_of` its producer and number: no two sends share one.
 """
 
-from __future__ import annotations
-
 import threading
 from enum import Enum
 from typing import NamedTuple

@@ -21,8 +21,6 @@
 histories that must be flagged, and random good ones must pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable

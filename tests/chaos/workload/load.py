@@ -3,8 +3,6 @@
 clients.py does more and sends less; both write the history that judge.py judges.
 """
 
-from __future__ import annotations
-
 import threading
 from types import TracebackType
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """The judge of transfers finds each class of wrong in hand-made books, and nothing in good ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

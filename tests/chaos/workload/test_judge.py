@@ -1,7 +1,5 @@
 """The judge finds each class of wrong in hand-made histories, and nothing in random good ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

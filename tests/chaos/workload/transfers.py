@@ -11,8 +11,6 @@ all of it. `settle` ends everything: each transaction gets an outcome, the coord
 that is shown in the accounts is in the statement; then every topic is read once more, and the books are judged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

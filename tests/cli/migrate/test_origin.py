@@ -1,7 +1,5 @@
 """The field in which a copied entry has its place in the source."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, encode_copy, hash_topic, origin_of

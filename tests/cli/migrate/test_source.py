@@ -1,7 +1,5 @@
 """The source as it is read by Pulsar's protocol: a broker in the simulator, and servers that answer wrongly."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Progress as it is counted: rates, lags and what is left."""
 
-from __future__ import annotations
-
 from magnetar.cli.migrate.copying import PartitionProgress, Totals
 from magnetar.cli.migrate.migrate import progress_line
 from magnetar.proto.names import Position, TopicName

@@ -1,7 +1,5 @@
 """`--metrics`: what Prometheus reads is what happened; off by default."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,7 @@ from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.run import metrics as metrics
 from tests.docs.documents import ROOT
 from tests.docs.metrics import stale
-from tests.support.processes import run_cli
+from tests.support.processes import run_cli, run_here
 
 pytestmark = pytest.mark.processes
 
@@ -67,14 +65,14 @@ def server(started: Processes, tmp_path: Path) -> Process:
 def test_what_was_published_and_synced_is_counted_and_counters_never_fall(server: Process) -> None:
     where, url = facts(server)["metrics"], server.wait_ready()
     assert where.startswith("127.0.0.1:"), "loopback unless somebody says otherwise"
-    run_cli("topics", "create", "orders", "--url", url)
-    run_cli("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
-    run_cli("produce", "others", "-m", "x", "--url", url)  # before that the broker has no peers
+    run_here("topics", "create", "orders", "--url", url)
+    run_here("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
+    run_here("produce", "others", "-m", "x", "--url", url)  # before that the broker has no peers
     before = Scrape(where)
     assert before.value("magnetar_topic_messages_in_total", topic=TOPIC) == 0
-    assert run_cli("produce", "orders", "-m", "x", "-n", "500", "--url", url).code == 0
+    assert run_here("produce", "orders", "-m", "x", "-n", "500", "--url", url).code == 0
     between = Scrape(where)
-    assert run_cli("consume", "orders", "-s", "billing", "-n", "500", "--url", url).code == 0
+    assert run_here("consume", "orders", "-s", "billing", "-n", "500", "--url", url).code == 0
     after = Scrape(where)
 
     assert after.value("magnetar_topic_messages_in_total", topic=TOPIC) == 500
@@ -103,7 +101,7 @@ def test_what_was_published_and_synced_is_counted_and_counters_never_fall(server
 
 
 def test_each_gauge_is_a_number_that_its_part_has(server: Process) -> None:
-    run_cli("produce", "orders", "-m", "x", "--url", server.wait_ready())
+    run_here("produce", "orders", "-m", "x", "--url", server.wait_ready())
     shown = {name for name, _ in Scrape(facts(server)["metrics"]).values}
     tables = {
         "metadata": metrics.METADATA_GAUGES, "bookie": metrics.BOOKIE_GAUGES,
@@ -144,7 +142,7 @@ def test_the_age_of_the_last_copy_of_the_metadata_is_shown_also_after_a_restart_
     service = ("metadata", "--listen", "127.0.0.1:0", "--data", str(data), "--metrics", "127.0.0.1:0")
     metadata, name = started.start("m", *service), "magnetar_metadata_backup_age_seconds"
     assert not any(shown == name for shown, _ in Scrape(facts(metadata)["metrics"]).values)
-    done = run_cli("metadata", "backup", "-o", "json", MAGNETAR_METADATA=metadata.address)
+    done = run_here("metadata", "backup", "-o", "json", MAGNETAR_METADATA=metadata.address)
     (data / Path(json.loads(done.out)[0]["file"]).name).rename(tmp_path / "elsewhere")
     assert 0 <= Scrape(facts(metadata)["metrics"]).value(name) < 30
     metadata.stop()
@@ -192,7 +190,7 @@ def test_each_share_of_memory_is_shown_with_its_limit_and_all_are_within_the_set
         "s", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--metrics", "0",
         "--memory-bytes", str(budget),
     )  # fmt: skip
-    run_cli("produce", "orders", "-m", "x", "-n", "100", "--url", server.wait_ready())
+    run_here("produce", "orders", "-m", "x", "-n", "100", "--url", server.wait_ready())
     scrape = Scrape(facts(server)["metrics"])
     assert scrape.value("magnetar_process_memory_bytes") == budget
     limits, used = (

@@ -1,7 +1,5 @@
 """`--metrics-compat bookkeeper`: each name of the table is on the page, with the number that ours has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from magnetar.cli.run.metrics import SECOND, BookKeeperNames
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.metrics import Histogram, MetricsPage
 from tests.cli.run.test_metrics import Scrape, facts
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +31,7 @@ def test_each_name_of_the_table_is_shown_with_our_number(started: Processes, tmp
         "--metrics-compat", "bookkeeper",
     )  # fmt: skip
     where, url = facts(server)["metrics"], server.wait_ready()
-    assert run_cli("produce", "orders", "-m", "x", "-n", "300", "--url", url).code == 0
+    assert run_here("produce", "orders", "-m", "x", "-n", "300", "--url", url).code == 0
     page = Scrape(where)
     assert {second.name for second in SECOND} == WANTED
     for second in SECOND:

@@ -1,7 +1,5 @@
 """A page of metrics with very many topics: written while the broker works, and not instead."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """`--metrics-compat pulsar`: what boards made for Pulsar ask for is shown with its labels, or listed as left out."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Transactions on the page of metrics: what happened is counted, and Pulsar's names have the same numbers."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

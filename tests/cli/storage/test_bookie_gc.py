@@ -1,7 +1,5 @@
 """`magnetar bookies gc` and `state`: running bookies are asked, topics are named, space comes back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 pytestmark = pytest.mark.processes
 
@@ -32,12 +30,12 @@ def url(started: Processes, tmp_path: Path) -> str:
     )  # fmt: skip
     url = server.wait_ready()
     for topic, count in (("orders", "900"), ("billing", "100")):
-        assert run_cli("produce", topic, "-m", "x" * 1000, "-n", count, "--url", url).code == 0
+        assert run_here("produce", topic, "-m", "x" * 1000, "-n", count, "--url", url).code == 0
     return url
 
 
 def read(*words: str) -> Any:
-    done = run_cli(*words, "-o", "json")
+    done = run_here(*words, "-o", "json")
     assert (done.code, done.err) == (0, ""), done.err
     return json.loads(done.out)
 
@@ -54,7 +52,7 @@ def test_the_plan_names_logs_topics_actions_and_reasons(url: str) -> None:
     assert {row["action"] for row in rows} <= {"keep", "compact", "delete"}
     assert all(row["reason"] and row["bytes"] >= row["liveBytes"] for row in rows)
     one = sorted(ids)[0]
-    table = run_cli("bookies", "gc", "--plan", "--bookie", one[:12], "--url", url)
+    table = run_here("bookies", "gc", "--plan", "--bookie", one[:12], "--url", url)
     assert table.code == 0
     assert "public/default/orders" in table.out
     assert one in table.out
@@ -63,7 +61,7 @@ def test_the_plan_names_logs_topics_actions_and_reasons(url: str) -> None:
 
 def test_a_collection_now_frees_the_space_of_a_deleted_topic(url: str) -> None:
     before = sum(row["bytes"] for row in read("bookies", "gc", "--plan", "--url", url))
-    assert run_cli("topics", "delete", "orders", "--force", "--yes", "--url", url).code == 0
+    assert run_here("topics", "delete", "orders", "--force", "--yes", "--url", url).code == 0
     freed = 0
     for _ in range(2):  # two passes, each sure of the metadata
         rows = read("bookies", "gc", "--now", "--major", "--roll", "--url", url)
@@ -77,7 +75,7 @@ def test_a_collection_now_frees_the_space_of_a_deleted_topic(url: str) -> None:
     status = read("bookies", "gc", "--status", "--url", url)
     assert {row["running"] for row in status} == {False}
     assert sum(row["bytesFreed"] for row in status) <= freed
-    done = run_cli("bookies", "gc", "--now", "--url", url)
+    done = run_here("bookies", "gc", "--now", "--url", url)
     assert (done.code, done.err) == (0, "")
     assert "bytes freed" in done.out
 
@@ -86,12 +84,12 @@ def test_the_state_of_each_bookie(url: str) -> None:
     rows = read("bookies", "state", "--url", url)
     assert len(rows) == 2
     assert {(row["disk"], row["limboUpto"], row["gc"]) for row in rows} == {("writable", -1, "idle")}
-    assert run_cli("bookies", "state", "--url", url).code == 0
+    assert run_here("bookies", "state", "--url", url).code == 0
 
 
 def test_wrong_words_are_refused(url: str) -> None:
-    assert run_cli("bookies", "gc", "--url", url).code == 2
-    assert run_cli("bookies", "gc", "--plan", "--force", "--url", url).code == 2
-    done = run_cli("bookies", "gc", "--plan", "--bookie", "nobody", "--url", url)
+    assert run_here("bookies", "gc", "--url", url).code == 2
+    assert run_here("bookies", "gc", "--plan", "--force", "--url", url).code == 2
+    done = run_here("bookies", "gc", "--plan", "--bookie", "nobody", "--url", url)
     assert done.code == 4
     assert "no registered bookie's id begins with 'nobody'" in done.err

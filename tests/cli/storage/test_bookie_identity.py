@@ -1,7 +1,5 @@
 """What an operator tells the metadata of a stopped bookie, in the folder of a stopped standalone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -13,7 +11,7 @@ from magnetar.metadata.records import CookieRecord
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import get_record, put_record
 from magnetar.runtime.process import real_world
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 BOOKIE = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
 
@@ -41,17 +39,17 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_bookie_is_forgotten_and_unknown_afterwards(folder: Path) -> None:
     words = ["bookies", "forget", BOOKIE, "--data", str(folder), "-y", "-o", "json"]
-    done = run_cli(*words)
+    done = run_here(*words)
     assert done.code == 0, done.err
     assert json.loads(done.out)[0]["places"] == ["h:/d"]
     assert cookie(folder) is None
-    again = run_cli(*words)
+    again = run_here(*words)
     assert again.code != 0
     assert "knows no bookie" in again.err
 
 
 def test_a_directory_is_moved(folder: Path) -> None:
-    done = run_cli("bookies", "move", BOOKIE, "other:/data", "--data", str(folder))
+    done = run_here("bookies", "move", BOOKIE, "other:/data", "--data", str(folder))
     assert done.code == 0, done.err
     found = cookie(folder)
     assert found is not None
@@ -59,7 +57,7 @@ def test_a_directory_is_moved(folder: Path) -> None:
 
 
 def test_restored_metadata_is_accepted(folder: Path) -> None:
-    done = run_cli("bookies", "accept-metadata", BOOKIE, "--data", str(folder), "-y")
+    done = run_here("bookies", "accept-metadata", BOOKIE, "--data", str(folder), "-y")
     assert done.code == 0, done.err
     found = cookie(folder)
     assert found is not None

@@ -1,7 +1,5 @@
 """`magnetar bookie inspect`: beside a running server and offline; damage is exit code 1; nothing secret is printed."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.metadata import records
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_here
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +17,7 @@ PARTS = ("store", "journal", "log", "index", "ledger", "cookie", "mark")
 
 
 def inspect(*words: str) -> Result:
-    return run_cli("bookie", "inspect", *words)
+    return run_here("bookie", "inspect", *words)
 
 
 def read(*words: str) -> Any:
@@ -33,7 +31,7 @@ def data(started: Processes, tmp_path: Path) -> Path:
     """The folder of a server that has stored 300 messages and was stopped; its bookie is in bookie-1."""
     folder = tmp_path / "data"
     server = started.start("s", "standalone", "--port", "0", "--data", str(folder))
-    assert run_cli("produce", "orders", "-m", "x" * 2000, "-n", "300", "--url", server.wait_ready()).code == 0
+    assert run_here("produce", "orders", "-m", "x" * 2000, "-n", "300", "--url", server.wait_ready()).code == 0
     assert inspect("store", str(folder / "bookie-1")).code == 0, "beside the running bookie"
     assert inspect("journal", str(folder / "bookie-1"), "--records").code == 0
     assert server.stop() == 0

@@ -1,13 +1,11 @@
 """Copies of the metadata with real processes: made while it runs, refused when put back by hand, restored in order."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process, Processes
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_here
 
 
 class Cluster:
@@ -27,7 +25,7 @@ class Cluster:
         self.broker.wait_ready()
 
     def run(self, *words: str) -> Result:
-        done = run_cli(*words, MAGNETAR_URL=self.broker.wait_ready(), MAGNETAR_METADATA=self.metadata.address)
+        done = run_here(*words, MAGNETAR_URL=self.broker.wait_ready(), MAGNETAR_METADATA=self.metadata.address)
         assert done.code == 0, done.err
         return done
 
@@ -58,7 +56,7 @@ def with_a_copy(started: Processes, path: Path) -> tuple[Cluster, Path]:
     shutil.copy(made["file"], copy)
     assert made["bytes"] == copy.stat().st_size
     assert made["revision"] > 0
-    twice = run_cli("metadata", "backup", Path(made["file"]).name, "--metadata", cluster.metadata.address)
+    twice = run_here("metadata", "backup", Path(made["file"]).name, "--metadata", cluster.metadata.address)
     assert twice.code != 0
     assert "exists already" in twice.err
     kill(cluster.broker)
@@ -86,13 +84,13 @@ def test_a_bookie_refuses_an_older_copy_that_was_put_in_place_by_hand(started: P
 def test_a_copy_is_restored_with_what_is_newer_said_and_no_id_given_twice(started: Processes, tmp_path: Path) -> None:
     cluster, copy = with_a_copy(started, tmp_path)
     words = ("metadata", "restore", str(copy), "--data", str(cluster.file.parent), "-y", "-o", "json")
-    running = run_cli(*words)
+    running = run_here(*words)
     assert running.code != 0
     assert "stop it first" in running.err
     kill(cluster.metadata, cluster.broker)
-    asked = run_cli(*(word for word in words if word != "-y"), stdin="")
+    asked = run_here(*(word for word in words if word != "-y"), stdin="")
     assert (asked.code, "--yes" in asked.err) == (2, True), asked
-    done = run_cli(*words)
+    done = run_here(*words)
     assert done.code == 0, done.err
     rows = json.loads(done.out)
     assert [row["where"].split()[0] for row in rows] == ["the", "the", "bookie"]

@@ -1,7 +1,5 @@
 """What type checkers and editors see of AdminClient and Admin is what the classes have."""
 
-from __future__ import annotations
-
 from tests.stubs import outdated
 
 

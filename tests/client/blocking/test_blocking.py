@@ -1,7 +1,5 @@
 """The blocking face against a real broker: Pulsar's usual programs, and what threads may do."""
 
-from __future__ import annotations
-
 import re
 import threading
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.client.blocking.client import Client
-from tests.client.fake_broker import FakeBroker
 
 
 def test_the_documented_hello_world(url: str) -> None:
@@ -177,49 +174,6 @@ def test_nack_seek_and_unsubscribe(url: str) -> None:
         consumer.unsubscribe()
         with pytest.raises(pulsar.AlreadyClosed):
             consumer.receive()
-
-
-def test_records_travel_as_json(url: str) -> None:
-    class Flight(pulsar.schema.Record):  # type: ignore[name-defined,misc]
-        carrier = pulsar.schema.String()
-        delay = pulsar.schema.Integer()
-
-    schema = pulsar.schema.JsonSchema(Flight)
-    with Client(url) as client:
-        consumer = client.subscribe("records", "s", schema=schema)
-        client.create_producer("records", schema=schema).send(Flight(carrier="UA", delay=3))
-        assert consumer.receive(2000).value() == Flight(carrier="UA", delay=3)
-
-
-def test_a_full_queue_blocks_or_refuses(fake: tuple[str, FakeBroker]) -> None:
-    address, broker = fake
-    broker.silent = True
-    with Client(address, operation_timeout_seconds=1) as client:
-        settings = {"max_pending_messages": 3, "send_timeout_millis": 300}
-        producer = client.create_producer("t", **settings)
-        outcomes: list[Any] = []
-        for _ in range(3):
-            producer.send_async(b"x", lambda result, _: outcomes.append(result))
-        with pytest.raises(pulsar.ProducerQueueIsFull):
-            producer.send_async(b"x", None)
-        blocking = client.create_producer("u", block_if_queue_full=True, **settings)
-        for _ in range(3):
-            blocking.send_async(b"x", None)
-        blocking.send_async(b"waits until the others have timed out", lambda result, _: outcomes.append(result))
-        with pytest.raises(pulsar.Timeout):
-            blocking.send(b"y")
-        assert outcomes == [pulsar.Result.Timeout] * 4
-
-
-def test_no_broker_is_a_connect_error_and_a_wrong_protocol_too() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    with pulsar.Client(f"magnetar://127.0.0.1:{port}", operation_timeout_seconds=1) as client:
-        with pytest.raises(pulsar.ConnectError) as caught:
-            client.create_producer("t")
-        assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("inclusive", [False, True])

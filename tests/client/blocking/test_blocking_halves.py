@@ -1,7 +1,5 @@
 """Half messages in blocking code: the same outcomes, checks in threads, callbacks that must not wait, Ctrl-C, forks."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The blocking transaction and `magnetar.process`: with-blocks, threads, Ctrl-C, forks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A consumer's or producer's close that is cancelled, wherever it waits: all parts of it are closed all the same."""
 
-from __future__ import annotations
-
 import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator

@@ -1,7 +1,5 @@
 """What a fork does, in processes of their own: pytest's has threads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

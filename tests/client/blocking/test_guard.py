@@ -1,7 +1,5 @@
 """Each callback and task of the client is broken in turn: who waits gets an error, and the log says what broke."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """What is left when a program stops using a client: no noise, no thread, no consumer that goes on taking messages."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

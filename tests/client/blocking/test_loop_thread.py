@@ -1,7 +1,5 @@
 """The loop thread of the blocking face ends before the interpreter: no daemon thread is killed inside compiled code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Who waits is woken: no message stays in the client beside somebody who waits, whatever ended another's wait."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

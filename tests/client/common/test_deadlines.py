@@ -1,7 +1,5 @@
 """Waits with deadlines share one timer: each ends at its own, and what is over in time does not."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

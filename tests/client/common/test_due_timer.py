@@ -1,7 +1,5 @@
 """The timer of a driver fires for the earliest time, and never tells a time before the one that it was armed for."""
 
-from __future__ import annotations
-
 import asyncio
 
 from magnetar.client.common.deadlines import DueTimer

@@ -1,7 +1,5 @@
 """A package that is not installed is told by what installs it, never by the bare name of a module."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stream that all producers and consumers of a client share: by id, in fair order, and each is told of its end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

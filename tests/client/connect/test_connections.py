@@ -1,7 +1,5 @@
 """Who owns a topic: a broker that is gone costs no pause when another one is there to ask."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -3,8 +3,6 @@
 The bounds are those of the documentation: 2 s where nothing listens, `connection_timeout_ms` where nothing answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

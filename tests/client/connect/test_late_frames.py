@@ -4,8 +4,6 @@ A broker says `closed` for an id, and again when a frame of that id reaches it (
 both may be in one read. Whatever follows `closed` in that read is of an id that is over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """AuthenticationOauth2: an issuer on loopback gives tokens for client credentials, and a broker takes them."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Consumers over lists and patterns, on a real broker: topics come and go, and nothing is missed."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

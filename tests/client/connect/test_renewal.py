@@ -1,7 +1,5 @@
 """Tokens that expire on a living connection, on virtual time: the broker verifies them, the client brings new ones."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A client that goes from one cluster to another: by a provider of the program, or because one does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

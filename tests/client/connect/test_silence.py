@@ -1,7 +1,5 @@
 """A broker that says nothing: its producers and consumers leave it when another one owns their topics, not before."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Batch receive: Pulsar's three limits, and nothing lost between two batches (client/consume/receiver_queue.py)."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Compaction and `read_compacted` through the SDK, on a real broker and bookie: what is shown, and in which order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -2,8 +2,6 @@
 a broker and a bookie. (Of producers: tests/broker/topic/test_producer_examples.py.)
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

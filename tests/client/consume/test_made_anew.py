@@ -1,7 +1,5 @@
 """A topic that is deleted and made anew under what reads it: nothing that was kept of the old one is of the new one."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A batch that declares more messages than it has, with a right checksum, freezes no subscription."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

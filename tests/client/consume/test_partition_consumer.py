@@ -1,4 +1,3 @@
-from __future__ import annotations
 
 import asyncio
 import logging
@@ -95,37 +94,6 @@ def test_permits_are_granted_again_and_never_dry_up(queue: int) -> None:
     simulate(body)
 
 
-def test_acknowledged_messages_do_not_come_again_the_others_do() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 30, batching_max_messages=10)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        messages = [await consumer.receive(1000) for _ in range(30)]
-        await consumer.acknowledge(messages[0])
-        await consumer.acknowledge(messages[3].message_id())
-        await consumer.acknowledge(messages[10:20])
-        await consumer.close()
-        again = await client.subscribe("t", "s")
-        expected = [data for i, data in enumerate(numbers(30)) if i not in (0, 3) and not 10 <= i < 20]
-        assert await take(again, 18) == expected
-        with pytest.raises(Timeout):
-            await again.receive(500)
-
-    simulate(body)
-
-
-def test_a_cumulative_ack_covers_all_before_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 30, batching_max_messages=10)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        messages = [await consumer.receive(1000) for _ in range(30)]
-        await consumer.acknowledge_cumulative(messages[14])
-        await consumer.close()
-        again = await client.subscribe("t", "s")
-        assert await take(again, 15) == numbers(15, 15)
-
-    simulate(body)
-
-
 def test_a_cumulative_ack_on_a_shared_subscription_is_refused_at_once() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         await filled(client, 1)
@@ -133,49 +101,6 @@ def test_a_cumulative_ack_on_a_shared_subscription_is_refused_at_once() -> None:
         message = await consumer.receive(1000)
         with pytest.raises(CumulativeAcknowledgementNotAllowedError):
             await consumer.acknowledge_cumulative(message)
-
-    simulate(body)
-
-
-def test_a_negative_ack_brings_the_message_back_after_its_delay() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 2, batching_enabled=False)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        first, second = await consumer.receive(1000), await consumer.receive(1000)
-        await consumer.negative_acknowledge(first)
-        await consumer.acknowledge(second)
-        with pytest.raises(Timeout):
-            await consumer.receive(59_000)
-        again = await consumer.receive(2_000)
-        assert (again.data(), again.redelivery_count()) == (b"0", 1)
-
-    simulate(body)
-
-
-def test_what_is_not_acknowledged_in_time_comes_again() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 2, batching_enabled=False)
-        consumer = await client.subscribe(
-            "t", "s", initial_position=EARLIEST, unacked_messages_timeout_ms=10_000, consumer_type=ConsumerType.Shared
-        )
-        first, second = await consumer.receive(1000), await consumer.receive(1000)
-        await consumer.acknowledge(first)
-        assert second.data() == b"1"
-        with pytest.raises(Timeout):
-            await consumer.receive(9_500)
-        assert (await consumer.receive(4_000)).data() == b"1"
-
-    simulate(body)
-
-
-def test_redeliver_unacknowledged_messages_gives_all_again_in_order() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 50, batching_max_messages=5)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=20)
-        for _ in range(12):
-            await consumer.acknowledge(await consumer.receive(1000))
-        consumer.redeliver_unacknowledged_messages()
-        assert await take(consumer, 38) == numbers(38, 12)
 
     simulate(body)
 
@@ -243,36 +168,6 @@ def test_seek_goes_back_inside_an_entry_and_forgets_what_waited() -> None:
         assert await take(consumer, 40) == numbers(40)
 
     simulate(body)
-
-
-def test_seek_may_include_its_message() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 20, batching_max_messages=10)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, start_message_id_inclusive=True)
-        messages = [await consumer.receive(1000) for _ in range(20)]
-        await consumer.seek(messages[4].message_id())
-        assert await take(consumer, 16) == numbers(16, 4)
-
-    simulate(body)
-
-
-def test_several_topics_and_partitions_come_through_one_consumer() -> None:
-    broker = FakeBroker({"parts": 3})
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe(["parts", "other"], "s", initial_position=EARLIEST)
-        assert consumer.statistics()["partitions"] == 4
-        await filled(client, 30, "parts", batching_enabled=False)
-        await filled(client, 5, "other")
-        messages = [await consumer.receive(1000) for _ in range(35)]
-        assert len({message.topic_name() for message in messages}) == 4
-        for message in messages:
-            await consumer.acknowledge(message.message_id())
-        await consumer.close()
-        for topic in broker.topics.values():
-            assert topic.subscriptions["s"].done == set(range(len(topic.entries)))
-
-    simulate(body, broker)
 
 
 def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_others(
@@ -374,15 +269,6 @@ def test_a_closed_consumer_ends_its_iteration_and_refuses() -> None:
     simulate(body)
 
 
-def test_unsubscribe_removes_the_subscription() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        await consumer.unsubscribe()
-        assert "s" not in broker.topics[FULL].subscriptions
-
-    simulate(body)
-
-
 def test_one_that_was_removed_when_its_connection_broke_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks again over the next connection is told that there is none."""
 
@@ -399,43 +285,6 @@ def test_one_that_was_removed_when_its_connection_broke_is_removed(monkeypatch: 
 
 
 # ---------------------------------------------------------------------------------- readers
-def test_a_reader_reads_to_the_end_and_knows_when_it_is_there() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        reader = await client.create_reader("t", MessageId.earliest)
-        assert not await reader.has_message_available()
-        await filled(client, 25, batching_max_messages=10)
-        seen = []
-        while await reader.has_message_available():
-            seen.append((await reader.read_next(1000)).data())
-        assert seen == numbers(25)
-        await reader.close()
-        assert not broker.topics[FULL].subscriptions
-
-    simulate(body)
-
-
-def test_a_reader_starts_behind_its_message_or_at_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 20, batching_max_messages=10)
-        first = await client.create_reader("t", MessageId.earliest)
-        ids = [(await first.read_next(1000)).message_id() for _ in range(20)]
-        behind = await client.create_reader("t", ids[4])
-        assert (await behind.read_next(1000)).data() == b"5"
-        at = await client.create_reader("t", ids[4], start_message_id_inclusive=True)
-        assert (await at.read_next(1000)).data() == b"4"
-        copy = MessageId.deserialize(ids[19].serialize())
-        end = await client.create_reader("t", copy)
-        assert not await end.has_message_available()
-        latest = await client.create_reader("t", MessageId.latest)
-        assert not await latest.has_message_available()
-        await filled(client, 1)
-        assert await latest.has_message_available()
-        assert (await latest.read_next(1000)).data() == b"0"
-        assert not await latest.has_message_available()
-
-    simulate(body)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_reader_goes_on_behind_the_last_message_after_a_break(seed: int) -> None:
     async def body(client: Client, broker: FakeBroker) -> None:

@@ -1,7 +1,5 @@
 """Reading by index: every message of a range once and in order, across ledgers, brokers and interruptions."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A reader that is opened at `latest`, inclusive, begins with the last message, whatever its entry is."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The joint bound of all receiver queues: kept, shared, and never a reason to wait."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

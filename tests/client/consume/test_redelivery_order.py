@@ -1,7 +1,5 @@
 """`redelivery_order="key"` through the SDK: a program that fails at a message gets what follows it after it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Table views on a real broker: what they hold, when they change, and that no key outlives its tombstone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

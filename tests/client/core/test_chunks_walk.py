@@ -4,8 +4,6 @@ The broker delivers in log order, and again what it is asked for, in log order; 
 messages have no last chunk, because their producers died.
 """
 
-from __future__ import annotations
-
 import random
 from contextlib import nullcontext
 

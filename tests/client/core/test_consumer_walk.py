@@ -5,8 +5,6 @@ connection all that is not acknowledged. Requests are done in the order in which
 seeks, redeliveries and losses happen by chance, at any time.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The cores of the SDK alone: what is decided, without a loop, a network or a clock."""
 
-from __future__ import annotations
-
 import tracemalloc
 from contextlib import nullcontext
 from random import Random

@@ -4,8 +4,6 @@ The broker stores what comes over a connection in order, answers in order, and f
 one is opened. Everything else happens by chance, at any time.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The core of a transaction against a model, over random walks: what is committed had every receipt, and ends once."""
 
-from __future__ import annotations
-
 import random
 from contextlib import suppress
 from threading import Lock, Thread

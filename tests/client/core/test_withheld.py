@@ -1,7 +1,5 @@
 """Entries that cannot be decrypted: their permits are conserved, and no cumulative ack covers them."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

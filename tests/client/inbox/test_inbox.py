@@ -1,7 +1,5 @@
 """The inbox: work is done once for each message, whatever dies between the work and the acknowledgement."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from itertools import count

@@ -1,7 +1,5 @@
 """RSA keys for tests, made once a run, and a key reader that has some of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

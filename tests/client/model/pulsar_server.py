@@ -6,8 +6,6 @@
 Messages are encoded by hand: {field number: int, bytes or text}.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

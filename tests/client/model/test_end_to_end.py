@@ -1,7 +1,5 @@
 """What producers encrypt, consumers, readers and tables decrypt; the broker has ciphertext only."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

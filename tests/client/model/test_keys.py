@@ -1,7 +1,5 @@
 """Keys of readers: which are taken, and which are refused, by a typed error that says why and quotes nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

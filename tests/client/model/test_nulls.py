@@ -1,7 +1,5 @@
 """Null is not empty: the key and the value of a pair, on every way from a producer to its readers and copies."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from datetime import timedelta
 from itertools import product

@@ -1,7 +1,5 @@
 """No parameter of a public function is ignored silently: it is used, refused, or named in a warning of the log."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """The official client decrypts what ours encrypts, and ours what it encrypts. Loopback only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters, their order and their defaults are those of `pulsar-client` 3.13: positional calls mean the same."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A trace over processes: the context of what one process sends is that to which the span of another one links."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Spans of a client: what is traced, what a message carries, and what ends a span. OpenTelemetry's SDK keeps them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Schemas by themselves: golden bytes of Java's client, wrong values and payloads, and the text of Pulsar's client."""
 
-from __future__ import annotations
-
 import datetime as dt
 import io
 import json

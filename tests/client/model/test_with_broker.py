@@ -1,7 +1,5 @@
 """Encryption through a broker and a bookie: dead letters, retries, compaction, keys, and what an administrator sees."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is wrong of calls whose parameters no table of options has: typed, and nothing was sent or made."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

@@ -5,8 +5,6 @@ another transaction of that producer is open; then it is judged by what was comm
 answer, or be lost on its way. The relay of this world may die between any two steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum

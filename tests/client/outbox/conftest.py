@@ -1,7 +1,5 @@
 """Databases for the tests of the outbox: SQLite in the test's folder, and a PostgreSQL server of the run's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path

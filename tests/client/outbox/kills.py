@@ -7,8 +7,6 @@ transaction of the application is in the topics whole or not at all. Without it 
 that was not so (`partial`): a control that the question can be answered by no. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Every effect is two steps: it takes place, and its fact is told. A relay dies be
 and had not arrived then may arrive still (`late`), until a newer relay has opened the destination.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

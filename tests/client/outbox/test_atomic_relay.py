@@ -3,8 +3,6 @@
 `python -m tests.client.outbox.kills --kills 200 --atomic` kills its process at random.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -307,7 +305,7 @@ def test_atomic_relays_that_are_killed_leave_nothing_in_part(
         url = request.getfixturevalue("postgres").database("kills-atomic")
     with Processes(tmp_path) as processes:
         server = processes.start("standalone", "standalone", "--port", "0", "--data", "data").wait_ready()
-        found = Kills(processes, server, url, seed=1, atomic=True).run(4, fenced=4)
+        found = Kills(processes, server, url, seed=1, atomic=True).run(2, fenced=2)
     assert found["stored"] > 0
     assert found["partial"] == 0
 

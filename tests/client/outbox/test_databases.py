@@ -1,7 +1,5 @@
 """What is wrong with a database is a typed error that says what to do; nothing hangs."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

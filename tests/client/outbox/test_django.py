@@ -1,7 +1,5 @@
 """The outbox and the inbox as Django apps, in a process of their own: Django is configured once for each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -481,5 +481,5 @@ def test_relays_and_applications_that_are_killed_lose_nothing_and_double_nothing
         url = request.getfixturevalue("postgres").database("kills")
     with Processes(tmp_path) as processes:
         server = processes.start("standalone", "standalone", "--port", "0", "--data", "data").wait_ready()
-        found = Kills(processes, server, url, seed=1).run(4, fenced=4)
+        found = Kills(processes, server, url, seed=1).run(2, fenced=2)
     assert found["stored"] > 0

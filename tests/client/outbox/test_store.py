@@ -1,7 +1,5 @@
 """The relay's transactions against real databases: SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

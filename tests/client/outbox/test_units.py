@@ -1,7 +1,5 @@
 """Units of an outbox on real databases: which rows one transaction wrote, and claims of all of them or none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Messages in chunks: cut, put together, acknowledged and given back as one; what is bounded; what is never lost."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,4 +1,3 @@
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
@@ -14,14 +13,13 @@ from magnetar.client.common.errors import (
     MessageTooBig,
     ProducerBusy,
     ProducerFenced,
-    ProducerQueueIsFull,
     PulsarException,
     Result,
     Timeout,
     TopicNotFound,
 )
 from magnetar.client.model.message_id import MessageId
-from magnetar.client.model.settings import CompressionType, ProducerAccessMode
+from magnetar.client.model.settings import ProducerAccessMode
 from magnetar.proto import errors as wire_errors
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch
@@ -54,16 +52,6 @@ def test_a_message_gets_the_id_under_which_it_is_stored() -> None:
         assert producer.producer_name() == "named-by-broker"
         assert producer.topic() == FULL
         assert stored(broker.topics[FULL]) == [b"one"]
-
-    simulate(body)
-
-
-def test_awaited_sends_of_one_turn_become_one_entry_in_order() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        ids = await asyncio.gather(*(producer.send(b"%d" % i) for i in range(50)))
-        assert [(each.entry_id(), each.batch_index()) for each in ids] == [(0, i) for i in range(50)]
-        assert stored(broker.topics[FULL]) == [b"%d" % i for i in range(50)]
 
     simulate(body)
 
@@ -189,33 +177,6 @@ def test_closing_with_messages_under_way_says_why() -> None:
     simulate(body, broker, operation_timeout_seconds=3)
 
 
-def test_a_full_queue_refuses_and_makes_room_again() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", max_pending_messages=5)
-        for _ in range(5):
-            producer.send_nowait(b"x")
-        with pytest.raises(ProducerQueueIsFull):
-            producer.send_nowait(b"y")
-        with pytest.raises(ProducerQueueIsFull):
-            await producer.send(b"y")
-        await producer.flush()
-        producer.send_nowait(b"z")
-        await producer.flush()
-        assert stored(broker.topics[FULL]) == [b"x"] * 5 + [b"z"]
-
-    simulate(body)
-
-
-def test_with_block_if_queue_full_an_awaited_send_waits_for_room() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", max_pending_messages=4, block_if_queue_full=True)
-        ids = await producer.send_many([b"%d" % i for i in range(40)])
-        assert len(ids) == 40
-        assert stored(broker.topics[FULL]) == [b"%d" % i for i in range(40)]
-
-    simulate(body)
-
-
 def test_a_message_above_the_limit_is_refused_and_the_next_one_goes() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t")
@@ -225,38 +186,6 @@ def test_a_message_above_the_limit_is_refused_and_the_next_one_goes() -> None:
             await producer.send(bytes(5 << 20))  # fits as a payload, not with its head
         await producer.send(b"small")
         assert stored(broker.topics[FULL]) == [b"small"]
-
-    simulate(body)
-
-
-@pytest.mark.parametrize("compression", list(CompressionType))
-@pytest.mark.parametrize("batching", [True, False])
-def test_every_compression_arrives(compression: CompressionType, batching: bool) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", compression_type=compression, batching_enabled=batching)
-        await producer.send_many([b"a" * 1000, b"", b"b"])
-        assert stored(broker.topics[FULL]) == [b"a" * 1000, b"", b"b"]
-        assert {header.metadata.compression for header in broker.topics[FULL].headers} == {compression}
-
-    simulate(body)
-
-
-def test_what_is_said_of_a_message_travels_with_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        await producer.send(
-            b"x", properties={"a": "1"}, partition_key="k", ordering_key="o", event_timestamp=5, sequence_id=9
-        )
-        await producer.send(None, partition_key="k")
-        topic = broker.topics[FULL]
-        [(fields, payload)] = decode_batch(topic.headers[0], _client_part(topic.entries[0]))
-        assert (payload, fields.partition_key, fields.ordering_key, fields.event_time) == (b"x", "k", b"o", 5)
-        assert {pair.key: pair.value for pair in fields.properties} == {"a": "1"}
-        assert (topic.headers[0].sequence_id, topic.headers[0].metadata.partition_key) == (9, "k")
-        [(fields, payload)] = decode_batch(topic.headers[1], _client_part(topic.entries[1]))
-        assert (fields.null_value, payload) == (True, b"")
-        assert topic.headers[1].sequence_id == 10
-        assert producer.last_sequence_id() == 10
 
     simulate(body)
 
@@ -429,43 +358,6 @@ def test_a_failing_callback_harms_nobody_else() -> None:
         assert outcomes == [Result.Ok]
 
     simulate(body)
-
-
-def test_keys_decide_the_partition_and_a_router_may() -> None:
-    broker = FakeBroker({"parts": 4})
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("parts")
-        ids = [await producer.send(b"x", partition_key=f"k{i % 3}") for i in range(9)]
-        assert [id_.partition() for id_ in ids] == [id_.partition() for id_ in ids[:3]] * 3
-        routed = await client.create_producer("parts", message_router=lambda message, n: len(message.data()) % n)
-        assert [(await routed.send(b"x" * i)).partition() for i in range(6)] == [0, 1, 2, 3, 0, 1]
-        wrong = await client.create_producer("parts", message_router=lambda message, n: n)
-        with pytest.raises(InvalidConfiguration):
-            await wrong.send(b"x")
-
-    simulate(body, broker)
-
-
-def test_key_based_batches_hold_one_key_each() -> None:
-    from magnetar.client.model.settings import BatchingType
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
-        for i in range(12):
-            producer.send_nowait(b"%d" % i, None, partition_key=f"k{i % 3}")
-        await producer.flush()
-        topic = broker.topics[FULL]
-        keys = []
-        for header, entry in zip(topic.headers, topic.entries, strict=True):
-            [key] = {fields.partition_key for fields, _ in decode_batch(header, _client_part(entry))}
-            assert header.metadata.partition_key == key
-            keys.append(key)
-        assert keys == ["k0", "k1", "k2"]
-
-    simulate(body)
-
-
 
 
 def test_when_the_topic_moves_the_owner_is_looked_up_again_and_nothing_is_lost() -> None:

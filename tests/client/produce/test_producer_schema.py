@@ -1,7 +1,5 @@
 """A producer writes each message by its schema, also by one that a program derives from a schema of ours."""
 
-from __future__ import annotations
-
 import pytest
 
 from magnetar.client.client import Client

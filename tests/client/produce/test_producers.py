@@ -1,7 +1,5 @@
 """What a producer's settings do: batches by key, routing, lazy partitions, queues, ids that are named."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

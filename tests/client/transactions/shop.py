@@ -6,8 +6,6 @@
 Of the orders, those of every third number have a row and no decision, the next ones neither, the others both.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 import threading

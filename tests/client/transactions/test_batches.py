@@ -1,7 +1,5 @@
 """Batches of a sink, over a broker in memory: what was prepared waits for its end, and a batch commits once."""
 
-from __future__ import annotations
-
 import pytest
 
 import magnetar

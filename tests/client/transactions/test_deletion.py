@@ -1,7 +1,5 @@
 """A topic is deleted by force from under transactions: real brokers, topics and coordinators, over the network."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ends on their way to a coordinator, when the client is closed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Half messages of the SDK over a cluster in this process: what is shown, who is asked, what each misuse is told."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

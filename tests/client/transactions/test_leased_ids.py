@@ -1,7 +1,5 @@
 """Ids that were leased ahead: none is given twice, none after its time, none of a coordinator that was lost."""
 
-from __future__ import annotations
-
 import random
 
 from magnetar.client.transactions.coordinators import FIRST, MOST, LeasedIds

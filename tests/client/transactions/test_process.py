@@ -1,7 +1,5 @@
 """`magnetar.process` over a broker in memory: each message counts once, whatever is aborted, lost or cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

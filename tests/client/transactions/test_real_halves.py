@@ -1,7 +1,5 @@
 """Half messages on real processes: the program is killed after `prepare`, another one of its group answers."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path

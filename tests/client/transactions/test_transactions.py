@@ -1,7 +1,5 @@
 """Transactions of the SDK over a broker in memory: what counts, what does not, and what each misuse is told."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

@@ -3,8 +3,6 @@
 It reads a command of JSON from each line of stdin and prints its answer as one line, as tests/interop/drivers.py says.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Who calls: TLS, certificates and credentials of gRPC, on sockets and simulated."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

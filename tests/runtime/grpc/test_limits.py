@@ -1,7 +1,5 @@
 """What callers can hold of a gRPC listener, and what cuts those that hold it and do nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -23,9 +21,6 @@ from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint
 
 HERE = Endpoint("127.0.0.1", 0)
 LOOKUP, CONNECT, CLOCK = rpc("Broker", "Lookup"), rpc("Broker", "Connect"), SystemClock()
-ITEM = wire.ServerFrame(id=1, credit=1).SerializeToString()
-
-
 class Broker:
     """Its stream answers each frame with `answers` items."""
 

@@ -1,7 +1,5 @@
 """Our gRPC against grpcio, the reference, on both ends: our client with its server, and its client with our server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

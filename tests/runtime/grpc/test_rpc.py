@@ -1,7 +1,5 @@
 """gRPC calls and streams, over loopback, on both event loops: what `runtime/network.py` promises of a Channel."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """The bound of a peer server's connections: strangers fill what is free and push out none that is connected."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The bytes of a peer envelope: exact, and every damage of them is refused."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Peers of one process: what `runtime/network.py` promises of a Peer, without a socket between them."""
 
-from __future__ import annotations
-
 import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Peers with keys (CURVE and ZAP), over loopback: who is admitted, and what the others are told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

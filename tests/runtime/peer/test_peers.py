@@ -1,7 +1,5 @@
 """ZeroMQ peers, over loopback, on both event loops: what `runtime/network.py` promises of a Peer."""
 
-from __future__ import annotations
-
 import asyncio
 import select
 import sys

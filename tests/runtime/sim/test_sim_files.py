@@ -1,7 +1,5 @@
 """Files: what both disks do alike, and what the simulated one forgets at a power loss."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Simulated peers with keys refuse as real ones do (tests/runtime/peer/test_keys.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

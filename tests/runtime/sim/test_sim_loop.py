@@ -1,7 +1,5 @@
 """Virtual time, deadlock, determinism and death: what a simulation promises before anything is simulated in it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes that stand still, connections that fall silent, links that are slow, and backups of disks, simulated."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

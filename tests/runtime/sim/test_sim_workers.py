@@ -1,7 +1,5 @@
 """Workers without threads keep the order that a thread keeps."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

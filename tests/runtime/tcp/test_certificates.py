@@ -1,7 +1,5 @@
 """When certificates end, as the metrics show it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """HTTP/2 without sockets: whatever the pieces that arrive and the windows, each message comes once, whole and in order;
 what the RFC forbids ends the stream or the connection with its code, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import struct

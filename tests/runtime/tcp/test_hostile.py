@@ -1,8 +1,6 @@
 """A peer that means harm: its floods cost work in proportion to what it sends, and no more memory than the bounds. It
 is answered as RFC 9113 and RFC 7541 say, and never by a fault in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Where a listener of bytes listens: an address, which is not looked up, or a name."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

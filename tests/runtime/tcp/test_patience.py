@@ -1,8 +1,6 @@
 """A connection that sends what carries nothing: it has a millisecond of a turn of the loop, and ends when its patience
 is used up. Honest traffic uses none. Whatever comes, the windows are conserved."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import struct

@@ -3,8 +3,6 @@
 Counted in what is charged, on a clock that the test moves: however fast the machine is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Connections that say nothing, or never end their TLS handshake, keep no honest caller out and are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

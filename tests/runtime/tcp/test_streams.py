@@ -1,7 +1,5 @@
 """Bytes over TCP: what a reader is woken for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """TLS of plain TCP listeners: who is let in, and files that change while it listens."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

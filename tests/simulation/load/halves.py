@@ -7,8 +7,6 @@ programs say the opposite of what the check says: then either may come true, onc
 (verdict/halves.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -9,8 +9,6 @@ the seed has clients of Pulsar's protocol (`Options.pulsar`) the program may be 
 What must hold (80): committed transactions process each message once, and in the end all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

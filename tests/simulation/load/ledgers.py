@@ -6,8 +6,6 @@ A reader elsewhere follows ledgers while they are written. In the end every ledg
 exactly what was acknowledged, nothing that was not appended at that place, and whatever the reader was given.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -12,8 +12,6 @@ one; some deletions are late (strikes/late.py). Clients go on, and often make th
 In the end, when all is healed, half of the seeds do so once more. What is judged: verdict/lives.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -10,8 +10,6 @@ thief's own. Nothing of it ends, hides, or acknowledges anything of the owner's:
 reads both topics and what the owner's subscription still has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -6,8 +6,6 @@ cluster is healed; then every stored value must arrive on every subscription, an
 within LIVENESS_S of virtual time, also of a message that a new producer sends. Then the cluster must come to rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

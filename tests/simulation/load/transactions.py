@@ -8,8 +8,6 @@ acknowledged. Programs prepare half messages (load/halves.py), and one holds wha
 transaction must end, and what topics hold and show is judged (verdict/transactions.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -14,8 +14,6 @@
 (tests/simulation/protocol/test_protocol.py).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

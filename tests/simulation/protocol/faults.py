@@ -3,8 +3,6 @@
 Every kind has its own random stream, so that leaving one kind out changes the others as little as possible.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping
 

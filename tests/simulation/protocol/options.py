@@ -5,8 +5,6 @@ of every entry at least one of Qa synced copies stays; one seed in twenty-five i
 lose what it has, and then only what must hold even so is checked (judge.py).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """A heap of events in virtual time. Equal times keep the order in which they were planned, so a run is a function."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from typing import Any

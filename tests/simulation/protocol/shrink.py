@@ -8,8 +8,6 @@ What is left out changes what follows, so each step is judged by running it: it 
 The order is fixed, hence the same seed shrinks to the same schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The fast tier: it passes on what is right, is the same each time, meets what it says, and finds each broken rule."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields, replace
 from types import MappingProxyType

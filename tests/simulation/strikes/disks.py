@@ -1,7 +1,5 @@
 """How the disks of bookies fail. What loses stored entries strikes the seed's loser alone (options.py)."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -14,8 +14,6 @@ machines that hold copies of one bookie's disk and live at once (a `twin` shares
 later version elsewhere than in the folders that background tasks read (a ledger's or topic's is refused by name).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple

@@ -4,8 +4,6 @@ It says it when an id ends, and again for a frame that reaches the id after its 
 client, and the second may come when the client has long opened anew. A frame for an id that is gone changes nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -5,8 +5,6 @@ one goes on, and may take what it ended, and nothing of the new one. A strike (`
 deletion that is so: of a topic that has ended, or of a subscription, of its own or with its topic.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ the others what they are. `Cluster.struck` says which happened. How each kind st
 in disks.py, strangers and cancelled tasks in intrusions.py, the rest in operations.py; all ends with `Cluster.heal`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """What happens to sessions, who comes and goes, and what operators do, while the load runs."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -10,8 +10,6 @@ A half has a row, as in the database of its program: what is decided of it, or n
 A half whose `prepare` was not answered is never committed: no program has a row for it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -20,8 +20,6 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 | reappeared | a value whose acknowledgement was confirmed durable is not delivered again (37) |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from magnetar.client.model.message_id import MessageId

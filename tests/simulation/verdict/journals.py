@@ -5,8 +5,6 @@ the later one may be there first. A replay ends at the first hole, so a block co
 before it in its file is. A record is behind another when it is behind it in the file, or in a later file.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass, field

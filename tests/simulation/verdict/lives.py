@@ -17,8 +17,6 @@ reader) and values (`program:number`, unique) tell it what they see. Violations 
 | half | … and of a transaction all that was stored in it is there if it was committed, and nothing if it was aborted |
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -35,8 +35,6 @@ It reads journals from the writes and syncs that reach the simulated disks (jour
 what the store believes to have synced, and which of two blocks was in the disk first, play no part.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable, Iterable

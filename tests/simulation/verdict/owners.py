@@ -10,8 +10,6 @@ abort with its reason, in the moment in which it is decided. What a role began e
 and by nothing else; no operator is at work here. A sink has a batch when its role asked for that one or a later one.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

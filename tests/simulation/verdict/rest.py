@@ -11,8 +11,6 @@ Within LIVENESS_S of virtual time
     every CLOSED ledger is read to its end by a fresh reader (6), and what a writer was told is stored is there (10)
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 

@@ -10,8 +10,6 @@ topic's log, and each delivery, with the role that is connected. A use without t
 and at once by a role that never had it. A broker that stood still is late by so long.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from math import inf

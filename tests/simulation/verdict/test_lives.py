@@ -1,7 +1,5 @@
 """The judge of names that come back, alone: a good history passes, each bad one is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What the eye over the cluster sees, and what only looks like it (observer.py)."""
 
-from __future__ import annotations
-
 import msgspec
 
 from magnetar.metadata.records import CLOSED, OPEN, Fragment, LedgerRecord

@@ -1,7 +1,5 @@
 """The judge of transactions knows a late commit of a former epoch from one that the next epoch makes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

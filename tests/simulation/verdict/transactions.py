@@ -23,8 +23,6 @@ what readers of committed data see (`shown`), and all that is in the log (`store
 | 90 | over all topics a transaction is shown whole, or not at all; no coin is lost or made |
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

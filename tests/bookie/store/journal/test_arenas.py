@@ -1,7 +1,5 @@
 """The memory of blocks that bypass the page cache."""
 
-from __future__ import annotations
-
 from magnetar.bookie.store.journal.journal import JournalBlockBuffers
 from magnetar.runtime.disk import SystemFiles
 

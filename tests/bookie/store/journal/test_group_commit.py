@@ -290,7 +290,7 @@ def walk(seed: int, lives: int = LIVES) -> dict[str, int]:
     return walked.seen
 
 
-SEEDS = 400
+SEEDS = 200
 
 
 def _walk_all() -> dict[str, int]:

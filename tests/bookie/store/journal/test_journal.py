@@ -1,7 +1,5 @@
 """The journal: answers after the sync and in order; what a full disk, a failed sync and damage do; recycled files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Reading a journal back: torn tails are cut, damage is reported and stepped over, only what is whole comes back."""
 
-from __future__ import annotations
-
 import random
 from unittest import mock
 
@@ -87,32 +85,6 @@ def test_an_entry_that_looks_like_a_block_is_none() -> None:
 
 
 # ---------------------------------------------------------------------------------------- torn tails
-@pytest.mark.parametrize("at", [0, 4, 12, 30, 43, 44, 60, 3000])
-def test_a_torn_last_block_is_cut(at: int) -> None:
-    made = Journals()
-    journal = made.begin()
-    made.write(adds(made.rng, 2))
-    offset = made.write([JournalRecord(RecordType.ADD, 1, 1, made.rng.randbytes(5000))])
-    made.disk.flip_bit(journal.path, offset + at)
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, 1))
-    assert reader.damages == []
-    assert reader.end == JournalPosition(1, offset)
-    assert reader.torn_bytes > 0 or 4 <= at < 12
-
-
-def test_a_last_block_that_the_end_of_the_file_cuts_is_torn() -> None:
-    made = Journals()
-    journal = made.begin()
-    made.write(adds(made.rng, 1))
-    offset = made.write([JournalRecord(RecordType.ADD, 1, 1, made.rng.randbytes(9000))])
-    for size in (offset, offset + 20, offset + 4096, offset + 9000):
-        made.disk.cut(journal.path, size)
-        reader = made.reader()
-        assert read_all(reader) == without(made, (0, 1))
-        assert (reader.damages, reader.end) == ([], JournalPosition(1, offset))
-
-
 def test_a_whole_block_that_was_on_its_way_beside_a_torn_one_is_cut_with_it() -> None:
     made = filled(blocks=2)
     journal = made.journals[0]
@@ -148,19 +120,6 @@ def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None
 
 
 # ---------------------------------------------------------------------------------------- damage
-@pytest.mark.parametrize("at", [0, 5, 12, 43, 44, 69, 200])
-@pytest.mark.parametrize("which", [0, 2, 3])
-def test_a_bad_block_in_front_of_a_whole_one_is_reported_and_skipped(which: int, at: int) -> None:
-    made = filled()
-    journal = made.journals[0]
-    offset = journal.blocks[which][0]
-    made.disk.flip_bit(journal.path, offset + at)
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, which))
-    assert [(damage.path, damage.offset) for damage in reader.damages] == [(journal.path, offset)]
-    assert reader.end == JournalPosition(1, journal.end)
-
-
 def test_several_bad_blocks_are_reported_each_and_neighbours_once() -> None:
     made = filled(blocks=8)
     journal = made.journals[0]
@@ -169,16 +128,6 @@ def test_several_bad_blocks_are_reported_each_and_neighbours_once() -> None:
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 1), (0, 2), (0, 5))
     assert [damage.offset for damage in reader.damages] == [journal.blocks[1][0], journal.blocks[5][0]]
-
-
-def test_the_end_of_a_journal_with_a_successor_is_durable() -> None:
-    made = filled(journals=3)
-    made.disk.flip_bit(made.journals[1].path, made.journals[1].blocks[-1][0] + 60)
-    reader = made.reader()
-    assert read_all(reader) == without(made, (1, 4))
-    assert [(damage.path, damage.offset) for damage in reader.damages] == [
-        (made.journals[1].path, made.journals[1].blocks[-1][0])
-    ]
 
 
 def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
@@ -216,16 +165,6 @@ def test_when_the_marked_journal_and_all_others_are_missing_the_mark_is_the_end(
     reader = made.reader(JournalPosition(1, 12288))
     assert (reader.read_blocks(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
     assert len(reader.damages) == 1
-
-
-@pytest.mark.parametrize("copy", [0, HEADER_COPY_OFFSET])
-@pytest.mark.parametrize("at", [0, 9, 20, 30, 40, 50, 53])
-def test_one_copy_of_a_file_header_is_enough(copy: int, at: int) -> None:
-    made = filled(journals=2)
-    for journal in made.journals:
-        made.disk.flip_bit(journal.path, copy + at)
-    reader = made.reader()
-    assert (read_all(reader), reader.damages) == (made.records(), [])
 
 
 def test_a_journal_without_a_header_is_reported_and_the_next_one_does_not_take_its_name() -> None:

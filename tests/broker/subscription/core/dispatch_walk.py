@@ -5,8 +5,6 @@ anew, naively), and looks at each delivery and at each moment at which the dispa
 No event loop, no clock: some thousand steps a second. A seed gives the same walk again.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Logs to test cursors and dispatchers on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from magnetar.broker.log.log_shape_core import LogShape, Span

@@ -1,7 +1,5 @@
 """What users of other brokers have met in dispatching (docs/features.md), each as the smallest walk that shows it."""
 
-from __future__ import annotations
-
 import random
 
 from magnetar.broker.subscription.core.cursor import Cursor

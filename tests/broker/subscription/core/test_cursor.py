@@ -1,7 +1,5 @@
 """The cursor against plain sets, and the rules that have a name."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What is written of a cursor: only what changed, everything that is valid, and a ledger that ends in time."""
 
-from __future__ import annotations
-
 from pyroaring import BitMap
 
 from magnetar.broker.subscription import cursor_format as stored

@@ -1,7 +1,5 @@
 """A dead letter's bytes: everything of the original, and where it comes from."""
 
-from __future__ import annotations
-
 from magnetar.broker.subscription.core.redelivery_backoff import LetterOrigin, chunk_dead_letter, dead_letters_of
 from magnetar.proto.entry import (
     decode_batch,

@@ -4,8 +4,6 @@ The walk is a subscription in small: a reader that leaps as the dispatcher does,
 that keeps what was written when the broker dies, at any point between two of its writes.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 
@@ -207,20 +205,6 @@ def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
     assert draft is not None, "there was something to seal"
     delays.on_bucket_stored(ledger_id)
     return draft.segments
-
-
-def test_they_come_in_order_of_time_and_not_before() -> None:
-    shape = shape_of(5)
-    delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
-    for entry, at_ms in enumerate((50, 10, 30, 20, 40)):
-        delays.add_entry(Position(10, entry), at_ms)
-    assert delays.take_due(9, 10) == []
-    assert [each.entry_id for each in delays.take_due(30, 10)] == [1, 3, 2]
-    assert delays.next_due_ms == 40
-    assert [each.entry_id for each in delays.take_due(99, 1)] == [4]
-    assert [each.entry_id for each in delays.take_due(99, 1)] == [0]
-    assert delays.count == 0
-    assert delays.next_due_ms is None
 
 
 def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too() -> None:

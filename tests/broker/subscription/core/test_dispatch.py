@@ -1,13 +1,11 @@
 """The dispatcher with Exclusive and Shared: tables. Random walks of all types: test_dispatch_walk.py."""
 
-from __future__ import annotations
-
 import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of_indexes
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
 from magnetar.broker.subscription.core.policy import Member, Policy
@@ -82,35 +80,6 @@ def test_exclusive_gives_everything_in_log_order_as_far_as_permits_go() -> None:
     assert desk.policy.why_refused(Member(2, "other")) is not None
 
 
-def test_a_batch_goes_out_while_any_permit_is_left() -> None:
-    desk = Desk(EXCLUSIVE, shape_of(4), count=10)
-    member = desk.join(1, permits=11)
-    assert len(desk.pump()[0]) == 2
-    assert (member.permits, member.unacked) == (-9, 20)
-
-
-def test_messages_acknowledged_before_are_not_shown_and_cost_no_permits() -> None:
-    desk = Desk(EXCLUSIVE, shape_of(3), count=4)
-    desk.cursor.ack(Position(10, 0))
-    desk.cursor.ack_messages_of_batch(Position(10, 1), bits_of_indexes([0, 3]), 4)
-    desk.cursor.ack_messages_of_batch(Position(10, 2), bits_of_indexes([0, 1, 2, 3]))  # its size was not known
-    member = desk.join(1, permits=100)
-    given, _ = desk.pump()
-    assert [(each.entry.position.entry_id, each.acked_indexes) for each in given] == [(1, [0, 3])]
-    assert member.permits == 98
-    assert desk.cursor.hole_entries == 1
-
-
-def test_what_is_acknowledged_between_reading_and_handing_out_is_not_delivered() -> None:
-    """The mark moves past the read position, and leaves no hole."""
-    desk = Desk(EXCLUSIVE, shape_of(3))
-    member = desk.join(1, permits=100)
-    read = [Item(each, 1) for each in positions_of(desk.shape)]
-    desk.ack(member, Position(10, 0))
-    assert not desk.cursor.acked
-    assert entries(desk.dispatcher.assign(read)) == [(1, 1), (1, 2)]
-
-
 def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_count() -> None:
     desk = Desk(EXCLUSIVE, shape_of(6))
     member = desk.join(1, permits=4)
@@ -124,29 +93,6 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     assert isinstance(desk.dispatcher.choose_read(), Blocked)
     desk.dispatcher.flow(member, 1)
     assert desk.dispatcher.choose_read() == ReplayRange(tuple(Position(10, entry) for entry in range(5)))
-
-
-def test_leaving_gives_back_without_counting() -> None:
-    desk = Desk(EXCLUSIVE, shape_of(3))
-    desk.join(1, permits=2)
-    desk.pump()
-    desk.leave(1)
-    desk.join(2, permits=9)
-    given, _ = desk.pump()
-    assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_a_cumulative_ack_frees_what_it_covers_even_out_of_order() -> None:
-    desk = Desk(EXCLUSIVE, shape_of(6))
-    member = desk.join(1, permits=4)
-    desk.pump()
-    desk.dispatcher.redeliver(member, [Position(10, 0)])
-    desk.dispatcher.flow(member, 1)
-    desk.pump()  # 0 stands behind 1, 2, 3 now
-    desk.cursor.ack_cumulative(Position(10, 2))
-    desk.dispatcher.on_mark_acked(desk.cursor.mark)
-    assert list(member.outstanding) == [(10, 3)]
-    desk.dispatcher.check()
 
 
 def test_shared_takes_turns_and_has_one_holder_per_entry() -> None:
@@ -188,21 +134,6 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
         desk.ack(second, position)
     assert not desk.dispatcher.full
     assert desk.pump()[0]
-
-
-def test_limits_of_unacknowledged_messages_do_not_hold_where_one_consumer_gets_all() -> None:
-    desk = Desk(EXCLUSIVE, shape_of(60))
-    desk.dispatcher.set_limits(DispatchLimits(10, 15))
-    desk.join(1, permits=100)
-    assert len(desk.pump()[0]) == 60
-
-
-def test_a_paused_consumer_gets_nothing() -> None:
-    desk = Desk(SHARED, shape_of(4))
-    desk.join(1, permits=9).paused = True
-    assert desk.pump() == ([], Blocked.SLOW_CONSUMER)
-    desk.join(2, permits=9)
-    assert {each.member.id for each in desk.pump()[0]} == {2}
 
 
 def test_an_ack_by_somebody_who_does_not_hold_the_entry_frees_the_holder() -> None:

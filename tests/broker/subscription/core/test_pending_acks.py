@@ -5,8 +5,6 @@ message by message. The exhaustive walk takes every sequence of operations of tw
 of them a batch, and after each of them a crash with the state that was stored last, or the one that is now.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

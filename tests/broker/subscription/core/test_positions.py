@@ -1,7 +1,5 @@
 """A set of positions against a plain one."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap

@@ -1,7 +1,5 @@
 """What is held back: the ladder, the verdicts, and that nothing is let go early, twice or never."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

@@ -1,4 +1,3 @@
-from __future__ import annotations
 
 from magnetar.broker.subscription.core.key_shared import CHUNKED_MAX, Shared
 from magnetar.broker.subscription.core.policy import Member, SubscriptionOptions

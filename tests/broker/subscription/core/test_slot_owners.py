@@ -1,7 +1,5 @@
 """Who owns a slot: each way, by the words of the contract."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
