@@ -165,7 +165,7 @@ class Ownership:
         self.me = me
 
     async def set_draining(self, draining: bool) -> None:
-        """Registers this broker as one that drains, or does not any more. Without effect if it is registered so."""
+        """Registers in the metadata whether this broker drains. Writes nothing if the registration says so already."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))

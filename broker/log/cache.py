@@ -98,8 +98,8 @@ class StoredEntry:
         return self.size + ENTRY_BYTES
 
     def copy_buffer_views(self) -> None:
-        """Copies frames that are views of a larger buffer, so that an entry that is kept for long does not keep the
-        buffer in memory."""
+        """Copies the frames that are views of a larger buffer. Otherwise an entry that stays in the cache would keep
+        the whole buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 

@@ -146,7 +146,8 @@ class Compaction:
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns what compaction no longer needs of the log; None if it needs nothing."""
+        """Returns the position up to which compaction no longer needs the log. Returns None if compaction needs no part
+        of the log."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:

@@ -234,7 +234,8 @@ class SchemaQueries:
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions of the topic's schema. Returns the number of the newest one; None if there was none."""
+        """Deletes all versions of the topic's schema. Returns the number of the newest version, or None if the topic
+        had no schema."""
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

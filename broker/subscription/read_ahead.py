@@ -340,7 +340,7 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Starts no more reads. The owner must cancel those in progress."""
+        """Prevents further reads. The caller must cancel the reads that are in progress."""
         self.release_memory()
         if self._retry is not None:
             self._retry.cancel()

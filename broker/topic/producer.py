@@ -329,7 +329,7 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer: its outlet gets `error`, and no entry gets an outcome any more."""
+        """Closes the producer and passes `error` to its outlet. Entries in flight get no outcome."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)

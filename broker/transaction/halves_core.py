@@ -650,8 +650,8 @@ class HalfMessages:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """Returns up to `limit` half messages, the oldest first: only `half` if it is given, else those of `group`; of
-        all groups if it is empty."""
+        """Returns up to `limit` half messages, the oldest first. `half`: only this half message. Else `group`: only
+        those of this group; empty: of all groups."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

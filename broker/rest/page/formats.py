@@ -85,7 +85,7 @@ def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def json_text(text: str) -> str:
-    """Returns a JSON document in lines of its own. Raises ValueError if it is none."""
+    """Returns a JSON document, indented over several lines. Raises ValueError if the text is not JSON."""
     try:
         return msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -265,7 +265,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
-        """Adds keys to those in memory. `bucket` None: the keys are those of a draft."""
+        """Adds keys to the keys in memory. `bucket`: the stored bucket that has the keys; None: a bucket that is not
+        stored yet has them."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 

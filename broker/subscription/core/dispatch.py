@@ -202,7 +202,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def choose_read(self) -> Read | ReplayRange | Blocked:
-        """Returns what to read next, or why no consumer can get anything now."""
+        """Returns the range of entries to read next, or the reason why no consumer can receive an entry now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
@@ -471,7 +471,7 @@ class Dispatcher:
                 self.policy.on_recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
-        """Takes entries that the member holds back; those that are not done wait with the policy."""
+        """Accepts entries that the member gives back. Entries that are not acknowledged then wait with the policy."""
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
@@ -507,7 +507,7 @@ class Dispatcher:
                 self.add_entries_released((position,))
 
     def find_holder(self, position: Position) -> Member | None:
-        """Returns the consumer at which the entry is outstanding; None if it is at none."""
+        """Returns the consumer at which the entry is outstanding, or None if it is not outstanding."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def move_read_position_back(self, first: Position) -> None:

@@ -60,8 +60,8 @@ class Slot:
 
 
 class KeySlots:
-    """The slots that are in use. `target` (number, slot) returns the consumer that may get the slot's first waiting
-    entry; None if none may yet."""
+    """The key slots that have waiting or outstanding entries. `target(number, slot)` returns the consumer that may get
+    the first waiting entry of the slot, or None if no consumer may get it yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -332,7 +332,7 @@ class KeySlots:
             slot.ready_for = target
 
     def clear(self) -> None:
-        """Removes all entries: none waits or is outstanding any more."""
+        """Removes all waiting and all outstanding entries from the slots."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()
