@@ -346,7 +346,8 @@ class LedgerWriter:
                 self.listener.on_append_failed(self)
 
     def _take_future(self, add: AppendPayload) -> asyncio.Future[int] | None:
-        """Returns the future that gets the outcome of the add; None: the listener gets it."""
+        """Removes and returns the future that receives the outcome of the add. Returns None if a listener receives the
+        outcome."""
         self._bytes -= add.size
         if not isinstance(add, AppendWithFuture):
             return None

@@ -96,7 +96,7 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
 
 def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """Makes the transition none → OPEN with the record `mine`. Returns None if another process has created a ledger
-    with this id. A retried create recognises its own record by the token (§1.1)."""
+    with this id. When a create is retried, the token shows that the existing record is its own (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return AlreadyStored(current) if current.token == mine.token else None

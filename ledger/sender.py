@@ -87,7 +87,8 @@ class SentAddRequest(InProcessRequest):
         self.tries = tries
 
     def release(self) -> None:
-        """Releases the memory of the request. Must be called once, when it has an answer or will get none."""
+        """Releases the memory of the request. Must be called exactly once: when the request has an answer, or when it
+        is certain that none will arrive."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1

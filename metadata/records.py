@@ -40,7 +40,8 @@ CLUSTER_FORMAT = 2
 
 
 class Feature(enum.Enum):
-    """What only processes of a cluster format understand; the value is that format, and what it is."""
+    """A feature that only processes of a certain cluster format understand. The value is that format, and a description
+    of the feature."""
 
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
@@ -448,7 +449,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """What a repair worker has done since its start, as of `updated_ms`."""
+    """The work of a repair worker since its start, as of `updated_ms`."""
 
     kind = 24
     name: str

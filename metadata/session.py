@@ -137,7 +137,7 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def _keep(self) -> None:
-        """Keeps the session connected and alive, until it is lost or closed."""
+        """Keeps the session connected, and renews it, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         """Called when the task that keeps the session has ended. Without that task there are no signs of life, so the

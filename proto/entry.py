@@ -291,8 +291,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it has no
-    sequence id."""
+    """Returns the sequence id of a client-part that is refused, even if other parts of it are invalid. Returns None if
+    it has no sequence id."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Permission(Enum):
-    """What a caller needs."""
+    """The permission that an operation requires of its caller."""
 
     OPERATE = "a super user"
     MANAGE = "an administrator of the tenant, or a super user"

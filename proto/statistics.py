@@ -341,8 +341,8 @@ class SchemaTest:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: how many it has loaded, as it reports itself; `bundles`: how many it owns, and
-    coordinators of transactions; None: it did not answer."""
+    """A registered broker. `topics`: the number of loaded topics that it reports. `bundles`: the number of bundles and
+    transaction coordinators that it owns; None: the broker did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -372,7 +372,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSums:
-    """What the loaded topics of a namespace at one broker come to; of all namespaces with an empty `name`."""
+    """The totals of the loaded topics of a namespace at one broker. An empty `name`: of all namespaces."""
 
     name: str
     topics: int
@@ -453,8 +453,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class WhyStuck:
-    """Why a subscription of one partition does not get on, as sentences: what it waits for, and what would end that.
-    `stuck` is false if it has delivered everything, or delivers."""
+    """The reasons why a subscription of one partition makes no progress, as sentences: what it waits for, and what
+    would end the wait. `stuck` is False if the subscription has delivered everything, or is delivering."""
 
     stuck: bool
     blocked: Blocked
@@ -463,7 +463,8 @@ class WhyStuck:
 
 @dataclass(frozen=True, slots=True)
 class KeptLedger:
-    """A ledger of a topic, and what keeps it. `subscriptions` are those that have not acknowledged all of it."""
+    """A ledger of a topic, with the reason why it is kept. `subscriptions`: those that have not acknowledged all of
+    it."""
 
     ledger_id: int
     bytes: int
@@ -475,7 +476,7 @@ class KeptLedger:
 
 @dataclass(frozen=True, slots=True)
 class WhyKept:
-    """What keeps the ledgers of one partition, the oldest first."""
+    """The ledgers of one partition, the oldest first, each with the reason why it is kept."""
 
     ledgers: tuple[KeptLedger, ...]
 
@@ -566,7 +567,8 @@ class RefusedCaller:
 
 @dataclass(frozen=True, slots=True)
 class SecurityDescription:
-    """Who is connected to the broker that was asked, and whom it denied something: those of most refusals first."""
+    """The callers that are connected to the broker that was asked, and the callers to whom it denied an operation;
+    callers with the most refusals come first."""
 
     broker: str
     roles: tuple[ConnectedRole, ...]

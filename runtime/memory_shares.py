@@ -149,7 +149,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> int | None:
-    """Returns a limit in bytes; None if there is none."""
+    """Returns the memory limit in bytes, or None if no limit is set."""
     text = _text(path).strip()
     return parse_number(text) or None
 

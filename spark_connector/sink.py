@@ -292,7 +292,7 @@ def _compression(name: str) -> CompressionType:
 
 
 def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
-    """Returns the key as text if it is text; else as bytes."""
+    """Returns the message key as text if it is text, else as bytes."""
     if key is None:
         return None, None
     try:

@@ -601,9 +601,8 @@ class RepairWorker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> str:
-        """Returns the bookie that gets the copy: the gap's own bookie if it is not gone, else a new one that fits the
-        rest of the ensemble.
-        """
+        """Returns the bookie that receives the copy. This is the bookie that lacks the copy, unless it is gone; then it
+        is another bookie that fits the rest of the ensemble."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)

@@ -78,7 +78,7 @@ class DiskReserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure(self) -> None:
-        """Sets `held`: whether the file exists, and is as large as it should be for what is stored now."""
+        """Sets `held`: whether the reserve file exists, and has the size that the stored data now requires."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:

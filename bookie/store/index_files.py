@@ -63,7 +63,7 @@ _CLEAN_MAX = 4096
 
 
 class LedgerDescriptor:
-    """What a bookie knows of a ledger besides its entries: key, fence, LAC, and id of the last entry."""
+    """The metadata that a bookie has of a ledger: its key, its fence, its LAC, and the id of its last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 

@@ -42,7 +42,8 @@ class EntrySearch:
         self.damaged = False
 
     async def next_extent_to_search(self) -> ExtentPlace | None:
-        """Returns the next extent whose range includes the entry, the likely ones first; None if there is none left."""
+        """Returns the next extent whose range includes the entry, the likeliest extent first. Returns None after the
+        last one."""
         while not self._found:
             if not self._logs:
                 return None

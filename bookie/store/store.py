@@ -460,7 +460,7 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read` if that needs no disk; else returns None."""
+        """Reads like `read` if the read needs no disk access. Returns None if it does."""
         return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:

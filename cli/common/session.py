@@ -155,7 +155,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completed(names: Names) -> Complete:
-    """Makes the completion of a parameter: the names that begin with what is typed, or none if it fails."""
+    """Returns the completion function of a parameter. It returns the names that begin with the typed text, or no names
+    if it fails."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         try:

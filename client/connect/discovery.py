@@ -259,8 +259,8 @@ class SilentBrokers:
         return sorted(found.values(), key=self.is_silent)
 
     async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Returns those of `topics` that the broker at `endpoint` does not own any more, according to the other
-        brokers."""
+        """Asks the other brokers, and returns the topics among `topics` that the broker at `endpoint` no longer
+        owns."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):

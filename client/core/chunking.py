@@ -298,7 +298,8 @@ class ChunkAssembler:
         return not self.incomplete or (len(self.incomplete) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _choose_evicted(self, newcomer: str) -> str | None:
-        """Returns the uuid of the incomplete message that makes room for `newcomer`; None if none does."""
+        """Returns the uuid of the incomplete message that is dropped to make room for `newcomer`. Returns None if no
+        message may be dropped for it."""
         if self.auto_ack:
             return next(iter(self.incomplete))
         times = self._made_room.get

@@ -150,7 +150,7 @@ class NackTracker:
             self._buckets.clear()
 
     def next_due_ms(self) -> int | None:
-        """Returns the time at which the next entry is due; None: none is tracked."""
+        """Returns the time at which the next entry is due, or None if no entry is tracked."""
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:

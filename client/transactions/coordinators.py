@@ -306,8 +306,8 @@ class Coordinators:
             raise
 
     def discard(self, coordinator: int) -> None:
-        """Drops what is known of a coordinator that moved or lost transactions: it is looked up again, and its leased
-        ids are not used."""
+        """Discards the cached address and the leased ids of a coordinator that moved or lost transactions. The next use
+        looks the coordinator up again."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
             each.discard(coordinator)
@@ -487,8 +487,8 @@ async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | 
 
 
 async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
-    """Ends a transaction that another program may have prepared. An open one can only be aborted, because only its own
-    client knows what is stored of it."""
+    """Ends a transaction that another program may have prepared. A transaction that is not prepared can only be
+    aborted, because only its own client knows which of its messages are stored."""
     state, error = await coordinators.status(txn)
     if error is not None:
         raise translate_error(error) from error

@@ -341,7 +341,8 @@ class LoopSocket:
             self.recheck()
 
     def receive(self) -> tuple[bytes, Envelope | WrongMagic] | None:
-        """Returns the next message as (routing id, envelope), None if there is none now. Malformed ones are dropped."""
+        """Returns the next message as (routing id, envelope), or None if no message has arrived. Drops malformed
+        messages."""
         zmq = self._zmq
         socket = self.socket
         most = self.dropped + MALFORMED_AT_ONCE
