@@ -81,7 +81,8 @@ def striping_of_record(record: LedgerRecord) -> Striping:
 
 @lru_cache(maxsize=64)
 def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
-    """Returns the striping of a ledger, cached: most ledgers of a cluster have the same."""
+    """Returns the striping of these three numbers. The result is cached, because most ledgers of a cluster have the
+    same."""
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 

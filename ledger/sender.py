@@ -129,8 +129,8 @@ class SentAddRequest(InProcessRequest):
 
 
 class LateBookieAnswer(NamedTuple):
-    """A bookie's answer that came later than `late_s`: it stored those of the entries that it was sent. Times are on
-    the monotonic clock."""
+    """An answer to adds that arrived later than `late_s`. The bookie has stored the entries `first_entry` to
+    `last_entry` that it was sent. Times are on the monotonic clock."""
 
     bookie: str
     first_entry: int

@@ -389,7 +389,7 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """Reads (value, stat) of a node."""
+        """Reads a znode. Returns its value and its stat."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:

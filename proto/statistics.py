@@ -321,7 +321,8 @@ class BacklogAnalysis:
 # ------------------------------------------------------------------------------------ schemas
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """A version of a topic's schema. `deleted`: it only decodes what was written with it."""
+    """A version of a topic's schema. `deleted`: the version is only used to decode messages that were written with
+    it."""
 
     version: int
     schema: SchemaInfo

@@ -88,7 +88,7 @@ class Histogram:
         self._total += sum(values)
 
     def count_waiting(self) -> None:
-        """Counts the values in `waiting`."""
+        """Adds the values in `waiting` to the counts of the buckets, and clears `waiting`."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 

@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessSpec(NamedTuple):
-    """A process of a server: `work` runs in it and returns its exit code."""
+    """A process that a Parent starts. `work` runs in the process and returns its exit code."""
 
     name: str
     work: Callable[[Child], int]

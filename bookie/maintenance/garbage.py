@@ -400,7 +400,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Returns those of `ledgers` of which a read says that the metadata has no record."""
+    """Reads the record of each of `ledgers`, and returns the ledgers that have no record in the metadata."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

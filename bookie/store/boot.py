@@ -85,7 +85,7 @@ class BootResult(NamedTuple):
 
 
 def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Takes steps 1 to 4 of a start; returns their result. Must run in a worker."""
+    """Does steps 1 to 4 of the start of a store, and returns what they read. Must run in a worker thread."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()

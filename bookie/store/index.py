@@ -121,7 +121,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The pages of one or more groups of a log, as columns."""
+    """The pages of one or more index groups of a log, stored as one array per field."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 

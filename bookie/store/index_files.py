@@ -396,7 +396,7 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates generation 1, without records."""
+    """Creates the first generation of the ledger index file, without records."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)

@@ -67,7 +67,7 @@ class StoreConfig(msgspec.Struct, frozen=True):
 
 
 class StoreWorkers(msgspec.Struct, frozen=True):
-    """The threads of one store, by what they write or read."""
+    """The worker threads of one store, one field for each kind of disk access."""
 
     journal: tuple[Worker, ...]
     flush: Worker
@@ -111,7 +111,7 @@ class LoadedStore(msgspec.Struct, frozen=True):
 async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
-    """Loads a store: takes steps 1 to 5 of a start. Raises ForeignFile, NewerFormat or NoSpace."""
+    """Loads a store: does steps 1 to 5 of its start. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)

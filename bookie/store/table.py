@@ -119,7 +119,7 @@ def _find(leaf: bytes, ledger: int, low: int) -> int:
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
-    """Yields the leaves that replace `leaf`."""
+    """Applies the changes to `leaf`, and yields the leaves that replace it."""
     parts: list[bytes] = []
     size = done = 0
     for ledger in ledgers:

@@ -158,7 +158,7 @@ class TailCache:
         self.bytes = 0
 
     def add(self, entry: StoredEntry) -> None:
-        """Adds an entry."""
+        """Adds an entry, and evicts the oldest entries if the cache is full."""
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is None:

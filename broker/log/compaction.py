@@ -205,7 +205,7 @@ class Compaction:
             self.start()
 
     async def wait_finished(self) -> None:
-        """Waits until no compaction is running."""
+        """Waits until the compaction in progress, if any, has ended."""
         if self._task is not None:
             await asyncio.shield(self._task)
 

@@ -141,7 +141,7 @@ class _OwnershipSession:
         self.tasks = Tasks()
 
     async def answers(self) -> bool:
-        """Whether the metadata answers now."""
+        """Returns True if the metadata answers a read within PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self.metadata.revision()

@@ -50,7 +50,7 @@ class SubscriptionAcks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses `shape` from now on."""
+        """Sets the shape of the log that acknowledgements are checked against."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:

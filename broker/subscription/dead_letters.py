@@ -129,8 +129,8 @@ async def find_whole_message(
 
 
 async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
-    """Returns the messages of which some chunks are at or before `mark`, and others after it. The entry at the mark is
-    searched for them, and the entries after it that one read returns."""
+    """Returns the chunked messages that have chunks on both sides of `mark`. Searches the entry at the mark, and the
+    entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.is_readable(mark) and shape.lost_run_end(mark) is None:

@@ -219,7 +219,7 @@ class ReadAheadBuffer:
         self._count()
 
     def discard_delivered_entries(self, deliveries: Iterable[Delivery]) -> None:
-        """Drops the entries that were delivered."""
+        """Drops the entries that were delivered to consumers."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)

@@ -112,7 +112,7 @@ class Subscription:
 
     @property
     def deliveries(self) -> Deliveries:
-        """Returns what its consumers got since it was loaded."""
+        """Returns the counts of what its consumers received since the subscription was loaded."""
         found = self.departed
         for each in self.consumers.values():
             found = found.add_counts(each.member)
@@ -123,7 +123,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies of the topic."""
+        """Applies the changed policies of its topic."""
         if self.delayed is not None:
             self.delayed.applied = applied
         if self.dead_letters is not None:

@@ -217,7 +217,7 @@ class NonPersistentLog:
         return True
 
     def begin_ledger(self) -> None:
-        """Does nothing: there is a ledger."""
+        """Does nothing, because the log always has its one ledger."""
 
     async def roll(self) -> None:
         """Does nothing: there is only one ledger."""

@@ -406,7 +406,7 @@ class PublishGate:
         self._arm()
 
     def remove(self, step: Step) -> None:
-        """Removes `step` from the queue. Idempotent."""
+        """Removes `step` from the queue of publishes that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 

@@ -136,7 +136,7 @@ class Topic:
         return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies."""
+        """Applies changed policies to the topic and its subscriptions."""
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)

@@ -169,7 +169,7 @@ Ids = dict[int, BitMap]
 
 
 class ValuesByRoleAndName(Generic[Value]):
-    """Values by role and name."""
+    """A map with the role and the name as its key. It also counts the names of each role."""
 
     __slots__ = ("_counts", "_values")
 

@@ -206,7 +206,7 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
-    """Acknowledgements that are sent together."""
+    """The acknowledgements that one request sends."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits

@@ -479,7 +479,7 @@ async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[
 
 
 async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
-    """Returns the status of a sink; None: nothing was committed to it."""
+    """Returns the status of a sink, or None if no batch was committed to it."""
     number = coordinator_of(sink_id, await coordinators.count())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)

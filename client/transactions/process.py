@@ -238,7 +238,7 @@ class TransactionBatch:
 
 
 class ProcessLoop:
-    """One call of `process`."""
+    """The loop of one call of `process`: receives, calls the function, and commits."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
         options.check()

@@ -79,7 +79,7 @@ class ZapHandler:
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Removes the gate of a server; returns whether it was the last one."""
+        """Removes the gate of a server. Returns True if no gate is left."""
         del self._gates[domain]
         return not self._gates
 

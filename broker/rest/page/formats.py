@@ -123,7 +123,7 @@ def shade(bucket: CursorBucket) -> float:
 
 
 def steps(path: str) -> list[tuple[str, str]]:
-    """Returns each name of a path of the metadata, with the path up to it."""
+    """Splits a path of the metadata. Returns each name in it with the path up to that name."""
     names = path.strip("/").split("/") if path.strip("/") else []
     return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
 

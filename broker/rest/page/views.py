@@ -81,7 +81,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """All brokers; `silent` did not answer."""
+    """All brokers of the cluster. `silent`: those that did not answer."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]

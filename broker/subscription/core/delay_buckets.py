@@ -214,7 +214,7 @@ class Bucket(msgspec.Struct, eq=False):
 
 
 class DelayBucketIndex(msgspec.Struct):
-    """The buckets of a subscription, and those of their keys that are in memory."""
+    """The stored buckets of delayed entries of a subscription, and the keys of them that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
@@ -250,7 +250,7 @@ class DelayBucketIndex(msgspec.Struct):
             self.end_bucket(bucket)
 
     def clear(self) -> None:
-        """Ends all buckets."""
+        """Ends all buckets: drops their keys from memory, and lists their ledgers as drained."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
@@ -317,8 +317,8 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests for the segments of which an entry is due within LOOKAHEAD_MS, and for those of a merge.
-        Each is returned once."""
+        """Returns the requests to read the segments that have an entry due within LOOKAHEAD_MS, and the segments that a
+        merge needs. Returns each request once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)

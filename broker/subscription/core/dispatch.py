@@ -191,7 +191,7 @@ class Dispatcher:
         member.granted += permits
 
     def set_limits(self, limits: DispatchLimits) -> None:
-        """Sets the limits of unacknowledged messages."""
+        """Sets the limits of unacknowledged messages, per consumer and for the subscription."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)

@@ -40,7 +40,7 @@ NOTHING = PositionSet()
 
 
 class Slot:
-    """A slot in use: at least one entry is outstanding in it, or waits for it."""
+    """A key slot that is in use: at least one entry is outstanding in it, or waits for its consumer."""
 
     __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
@@ -208,7 +208,7 @@ class KeySlots:
             self._drop_unused(slots)
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Removes those of `entries` (of one ledger) that wait: they are done."""
+        """Removes the waiting ones of `entries` (of one ledger), because they are acknowledged."""
         if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
