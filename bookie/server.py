@@ -52,7 +52,7 @@ _LOG = logging.getLogger("magnetar.bookie")
 
 
 class BookieConfig(msgspec.Struct, frozen=True):
-    """Settings of a bookie."""
+    """The settings of a bookie."""
 
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens

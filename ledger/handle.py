@@ -174,7 +174,8 @@ class LedgerWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next append is within all bounds, including that of all ledgers together."""
+        """Returns True if the next append is within the bounds of this ledger and within the memory bound of all
+        ledgers together."""
         adds = self.adds
         return (
             self._bookies.memory.has_room

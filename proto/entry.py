@@ -210,8 +210,8 @@ def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """Returns (index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its
-    part."""
+    """Splits a stored entry. Returns (index of the last message, broker timestamp, client-part). Returns (-1, 0, entry)
+    if the entry has no broker-part."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 

@@ -518,8 +518,8 @@ class CursorShape:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopies:
-    """A ledger of a topic, and the bookies that should have its copies. `entries` and `bytes` of one that is not
-    closed: what is confirmed."""
+    """A ledger of a topic, and the bookies that should have its copies. For a ledger that is not closed, `entries` and
+    `bytes` count the confirmed entries."""
 
     ledger_id: int
     state: LedgerState

@@ -20,7 +20,7 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """How a principal was authenticated."""
+    """The way in which a principal was authenticated."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers

@@ -383,7 +383,7 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 
 
 class Network(Protocol):
-    """The network of a process."""
+    """The network as a process sees it: makes connections and serves listeners."""
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN

@@ -153,7 +153,7 @@ async def enter_limbo(
 
 
 class JournalReplay:
-    """The replay of the journal into the memtable: step 5."""
+    """Step 5 of the start of a store: reads the journal and inserts its entries into the memtable."""
 
     def __init__(
         self, memtable: Memtable, descriptors: LedgerDescriptors, checkpoint: Checkpoint, losses: DataLossLog

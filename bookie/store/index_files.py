@@ -207,7 +207,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedIndex) -> None:
-        """Sets the content that was read from the ledger index. Must be called once, at a start."""
+        """Sets the descriptors to those that were read from the ledger index. Must be called once, when the store
+        starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:

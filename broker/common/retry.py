@@ -83,7 +83,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class SharedCallsByKey(Generic[K, T]):
-    """Runs of async work by key: callers that ask for the same key at the same time share one run."""
+    """Calls of an async function that are shared by key: callers that ask for the same key at the same time share one
+    call and its result."""
 
     __slots__ = ("_running",)
 

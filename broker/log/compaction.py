@@ -139,8 +139,8 @@ class Compaction:
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """From now on, only committed entries are compacted, and read after the horizon. `log`: the view of the log
-        with these entries."""
+        """Switches to committed entries: from now on compaction only reads committed entries, and so do readers after
+        the horizon. `log`: the view of the log that has these entries only."""
         view = self.view
         self.shown = log
         view.hide_uncommitted_entries(log)

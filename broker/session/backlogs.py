@@ -102,7 +102,7 @@ AGE_S_MAX = 10_000_000_000
 
 
 class FilteredEntry(msgspec.Struct, frozen=True):
-    """An entry, and the batch indexes of those of its messages that the caller must not show."""
+    """An entry, with the batch indexes of the messages in it that the caller may not receive."""
 
     entry: StoredEntry
     hidden: list[int]

@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class PageQuery(NamedTuple):
-    """Which topics of the cluster, in which order."""
+    """A query for one page of the cluster's topics: which topics, in which order."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""

@@ -347,8 +347,8 @@ class ReadAheadBuffer:
 
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """Returns the first and the last of the leading `positions` that one read covers: they are in one ledger, and close
-    to each other."""
+    """Returns the first and the last position of a range that one read can cover. The range begins with the first of
+    `positions`, and includes the following ones that are close to it in the same ledger."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

@@ -353,7 +353,8 @@ class Subscription:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
-        """Returns the transactions because of which an acknowledgement of the entry may be refused."""
+        """Returns the transactions that have acknowledged the entry and are not settled. Another acknowledgement of the
+        entry may be refused because of them."""
         return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
     def ack_in_transaction(

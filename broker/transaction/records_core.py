@@ -178,7 +178,7 @@ class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
 
 
 class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
-    """In a snapshot: the largest number that a holder of a name was given."""
+    """In a snapshot: the largest number that any holder of a name has got so far."""
 
     holders: int
 

@@ -187,8 +187,8 @@ PLACE = "magnetar.place"
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks the user before data are deleted for good. A no ends the command with code 130; without a terminal raises
-    UsageError (code 2). `yes`: does not ask."""
+    """Asks the user for confirmation before data is deleted for good. The answer no ends the command with code 130.
+    Without a terminal, raises UsageError (code 2). `yes`: skips the question."""
     if yes:
         return
     current = click.get_current_context(silent=True)

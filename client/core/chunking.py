@@ -465,8 +465,9 @@ def encode_entries(
     batch: OutgoingBatch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Returns the encoded entries of a batch, each at most `bytes_max` bytes: several chunks only if `chunks_of`, the
-    uuid of the message, is given. An error is returned, not raised: MessageTooLarge, CryptoError or InvalidContent."""
+    """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several chunks only if
+    `chunks_of`, the uuid of the message, is given. Does not raise MessageTooLarge, CryptoError or InvalidContent:
+    returns the error instead."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:

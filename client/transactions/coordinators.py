@@ -318,7 +318,7 @@ class Coordinators:
 
 
 class EndQueue:
-    """The ends that wait for one coordinator, and the requests in flight to it."""
+    """The requests to end transactions that wait for one coordinator, and the requests in flight to it."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -431,8 +431,8 @@ BATCH = instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """The outcome of `commit_batch`. COMMITTED: the rows count now; ALREADY: those of an earlier attempt count
-    already."""
+    """The outcome of `commit_batch`. COMMITTED: this attempt was committed. ALREADY: an earlier attempt was committed,
+    and its rows count."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"

@@ -155,7 +155,7 @@ _HANDSHAKE_MS = 3_000
 
 
 def zmq_address(endpoint: Endpoint) -> str:
-    """Returns the endpoint as ZeroMQ's text."""
+    """Returns the endpoint as an address in ZeroMQ's syntax."""
     return f"tcp://{endpoint}"
 
 
@@ -176,7 +176,7 @@ not closed."""
 
 
 class Context:
-    """The ZeroMQ context of a world, made with the first socket and ended with the last."""
+    """The ZeroMQ context of a world. It is created with the first socket, and ends with the last one."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None

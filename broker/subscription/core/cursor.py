@@ -80,14 +80,14 @@ class AckHoles:
         return holes
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Drops the bitmap of a ledger."""
+        """Removes the holes of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
     def drop_up_to(self, mark: Position) -> None:
-        """Drops the holes up to and with `mark`."""
+        """Removes the holes up to and including `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop_ledger(id_)
@@ -411,8 +411,9 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if the entry is not dispatched now: it, or each of its messages, is acknowledged, or is
-        acknowledged in a transaction that is open (pending); an abort gives that one back."""
+        """Returns True if the entry must not be dispatched now. That is so if the entry, or each of its messages, is
+        acknowledged, or is acknowledged in an open transaction (pending). If that transaction is aborted, the entry can
+        be dispatched again."""
         if self.is_acked(position):
             return True
         pending = self.pending

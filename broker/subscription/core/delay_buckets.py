@@ -361,9 +361,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain no more than `keys_max` keys
-        together. Returns those of their keys that are in memory and need no read: they belong to no bucket from then
-        on."""
+        """Begins to merge the smallest buckets, if at least MERGE_MIN of them have no more than `keys_max` keys
+        together. Returns the keys of these buckets that are in memory, so that they need not be read. From then on
+        these keys belong to no bucket."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}

@@ -179,7 +179,8 @@ class Dispatcher:
         self.policy.remove_member(member)
 
     def leave_all(self) -> None:
-        """Removes all consumers. Nothing waits for redelivery: reading starts over after the cursor's mark."""
+        """Removes all consumers and all entries that wait for redelivery. Reading starts again after the cursor's
+        mark."""
         self._start_over()
         for member in self.members.values():
             self.policy.remove_member(member)
@@ -480,15 +481,15 @@ class Dispatcher:
                 self.policy.on_returned(position)
 
     def add_entries_due(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable whose delivery time has come. Those before the read position wait for redelivery
-        from now on; the others come with normal reading."""
+        """Makes entries deliverable because their delivery time has come. Entries before the read position wait for
+        redelivery from now on. The read position reaches the others later."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def add_entries_released(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable that are held back no longer. Those before the read position wait for redelivery
-        from now on; the others come with normal reading."""
+        """Makes entries deliverable that are no longer held back. Entries before the read position wait for redelivery
+        from now on. The read position reaches the others later."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
