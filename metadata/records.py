@@ -307,7 +307,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger of a topic's log."""
+    """A row of a topic's list of ledgers."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -441,7 +441,7 @@ class AuditorRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(Record, frozen=True, kw_only=True):
-    """The worker that repairs a ledger."""
+    """The lock of a ledger that is being repaired: names the worker that repairs it."""
 
     kind = 23
     worker: str

@@ -507,8 +507,8 @@ class CursorGap:
 
 @dataclass(frozen=True, slots=True)
 class CursorShape:
-    """What a subscription of one partition has acknowledged after `mark_delete`, in at most 1,000 buckets of about as
-    many entries each, and its ten largest gaps. `end`: the last entry."""
+    """The acknowledged entries of a subscription of one partition after `mark_delete`: at most 1,000 buckets of about
+    equally many entries, and the ten largest gaps. `end`: the last entry."""
 
     mark_delete: Position
     end: Position
@@ -715,7 +715,7 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """A topic's part of a transaction, and what waits there for the transaction's end."""
+    """The part of a transaction at one topic, and what waits at that topic for the end of the transaction."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry

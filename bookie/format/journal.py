@@ -166,7 +166,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
+    """A record of the journal. `entry` is -1 if records of this type have no entry. `payload` is the stored entry of an
+    ADD."""
 
     type: RecordType
     ledger: int

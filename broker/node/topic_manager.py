@@ -355,8 +355,8 @@ class TopicManager:
         return len(ownership.owned_paths)
 
     async def follow_drain_requests(self) -> None:
-        """Drains as long as an operator has ordered it; also after a restart. What it could not give away before it
-        tries again."""
+        """Drains this broker while an operator's drain request is stored in the metadata, also after a restart. Tries
+        again for bundles that it could not move before."""
         session = self._session
         if session is None or not session.settled:
             return

@@ -44,7 +44,7 @@ class PublishOutcomes(Protocol):
     """The port for the outcomes of a producer's entries. No method may wait or raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
-        """Called when the entry is a duplicate of a stored one, whose position is not known."""
+        """Called when the entry is a duplicate of a stored entry. The position of the stored entry is not known."""
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:

@@ -265,7 +265,7 @@ _NOTHING = TxnAcks()
 
 
 def find_partly_acked_batches(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
-    """Returns the batches among these entries of which some messages are acknowledged or pending."""
+    """Returns those of the entries that are batches with some messages acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
         if not each:
