@@ -319,11 +319,8 @@ class AddRequests:
             self._press()
 
     def admit_held(self) -> None:
-        """Admits held adds in order while there is room, those of recoveries first.
-
-        If the disk is full, the held adds of clients are refused (READ_ONLY). If no file descriptor is free, all held
-        adds are refused (BUSY).
-        """
+        """Admits held adds in order while there is room, adds of recoveries first. If the disk is full, refuses the
+        held adds of clients (READ_ONLY). If no file descriptor is free, refuses all held adds (BUSY)."""
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):
@@ -353,7 +350,7 @@ class AddRequests:
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
-        """Drops the held adds. No add is answered any more, also none that is being written."""
+        """Drops the held adds. Afterwards no add gets an answer, not even one that is being written."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 

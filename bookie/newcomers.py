@@ -68,7 +68,8 @@ class RequestsOfUnknownLedgers:
         self.lookups = 0
 
     def add_request(self, request: Request, head: RequestHead, came: float) -> None:
-        """Holds the request until its ledger's record is read. Refuses it (BUSY) if too many requests are held."""
+        """Holds the request until the record of its ledger was read. Refuses the request (BUSY) if too many requests
+        are held."""
         size = request_memory_bytes(request)
         if not self._waiting.reserve(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -126,7 +127,7 @@ class RequestsOfUnknownLedgers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Cancels the reads of records. Held requests get no answer."""
+        """Cancels the reads of ledger records. The held requests get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()

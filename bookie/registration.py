@@ -74,9 +74,8 @@ class Registration:
         self._sessions_ended = 0
 
     async def check_only_process(self, world: World, bookie: UUID) -> None:
-        """Raises Busy if another process serves as this bookie. Must be called before anything in the directory is
-        changed.
-        """
+        """Raises Busy if another process already serves as this bookie. Must be called before the process changes
+        anything in the directory."""
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
@@ -137,9 +136,8 @@ class Registration:
             self._said = None
 
     def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Returns whether the registered node already has these values. Free bytes, by which bookies are chosen, may
-        differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`.
-        """
+        """Returns True if the registered node already has these values. The free bytes, by which bookies are chosen,
+        may differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`."""
         said = self._said
         if said is None or said.read_only != read_only:
             return False

@@ -52,7 +52,7 @@ _LOG = logging.getLogger("magnetar.bookie")
 
 
 class BookieConfig(msgspec.Struct, frozen=True):
-    """Settings of a bookie."""
+    """The settings of a bookie."""
 
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
@@ -319,8 +319,9 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def why_not_ready(self) -> list[str]:
-        """Returns why the bookie does not serve as one that has all its data; empty: it does. One that takes no writes
-        (read-only) serves reads, and is ready. A start has replayed the journal before it returns."""
+        """Returns the reason why the bookie does not serve all of its data; empty: it serves all of it. A read-only
+        bookie serves reads and therefore counts as ready. The journal was replayed before `start` returned, so a
+        running bookie is never unready because of a replay."""
         reasons = []
         if not self._registration.is_registered:
             reasons.append(f"bookie {self.id} is not registered in the metadata now")

@@ -89,7 +89,7 @@ class EventCounts:
             self.enough.set()
 
     async def wait_enough(self, wanted: int | None, timeout_s: float) -> None:
-        """Waits until so many were counted, but not for longer; None: for all of the time."""
+        """Waits until that many events were counted, or until the time is over. None: waits for all of the time."""
         self.wanted = wanted
         if wanted is None or self.messages < wanted:
             with contextlib.suppress(TimeoutError):
@@ -228,7 +228,7 @@ async def _receive(consumer: Consumer, tally: EventCounts, stopped: asyncio.Even
 
 # ------------------------------------------------------------------------------------------------------------ telling
 async def _told(load: Load, tally: EventCounts, work: Coroutine[Any, Any, None]) -> float:
-    """Runs the work, and tells what each second brought. Returns the seconds that it took."""
+    """Runs the work, and prints the counts of each second. Returns the seconds that the work took."""
     out, begun = load.session.out, now()
     task = asyncio.ensure_future(work)
     seen, at = 0, 0

@@ -126,7 +126,8 @@ check = LazyGroup(
 
 
 class ProbeTimes(NamedTuple):
-    """What a probe measured, in seconds; `error`: it failed, and what is missing is 0."""
+    """The times that a probe measured, in seconds. If `error` is set, the probe failed, and times that were not
+    measured are 0."""
 
     connect_s: float = 0.0
     publish_s: float = 0.0

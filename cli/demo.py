@@ -77,7 +77,7 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
 
 class Flights(NamedTuple):
-    """What is sent: the messages, how many, what is expected of them, and who says so."""
+    """The input of the demo: the messages, their number, the expected results, and where these results come from."""
 
     messages: Iterable[tuple[str, bytes]]
     total: int
@@ -187,7 +187,7 @@ class Java(NamedTuple):
 
 
 def find_java() -> Java | None:
-    """Returns the first Java runtime that Spark can use; None if there is none."""
+    """Returns the first Java runtime that Spark can use, or None if there is none."""
     seen: set[str] = set()
     for candidate in _candidates():
         real = os.path.realpath(candidate)

@@ -116,7 +116,8 @@ def make_up_messages(count: int) -> list[tuple[str, bytes]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Returns Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
+    """Returns plain Python values: None for NaN, and integers where pandas converted integers to floats because of
+    NaN."""
     values = column.tolist()
     if column.dtype.kind == "f":
         return [None if value != value else int(value) for value in values]

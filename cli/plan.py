@@ -27,7 +27,8 @@ ROLL_S, ROLL_BYTES = 240 * 60, 2 << 30
 
 
 class Load(NamedTuple):
-    """What comes in, and what is to become of it."""
+    """The planned load: the incoming bytes, how long and in how many copies they are stored, and how often they are
+    read."""
 
     in_bytes_s: float
     retention_s: float
@@ -51,7 +52,7 @@ class PlannedNeed(NamedTuple):
 
 
 def estimate(load: Load, bookies: int, brokers: int) -> PlannedNeed:
-    """Returns what each of so many servers needs."""
+    """Returns the resources that each server needs if there are `bookies` bookies and `brokers` brokers."""
     stored = load.in_bytes_s * load.copies / bookies
     return PlannedNeed(
         bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,

@@ -352,7 +352,8 @@ _FIELD = re.compile(r"\{([A-Za-z_]+)\}|\\([ntr0\\])")
 
 
 def _shown(out: CommandOutput, template: str | None, program: str | None) -> Callable[[Message], None]:
-    """Returns what is done with a message before it is acknowledged. Raises UsageError for what is no template."""
+    """Returns the function that processes each message before it is acknowledged. Raises UsageError if the template is
+    invalid."""
     from .common.output import print_message, printed_message_of
 
     if template is not None and program is not None:

@@ -376,7 +376,7 @@ class Bookies:
 
 
 class _Unregistered:
-    """The stand-in for the peer of a bookie that never registered: each request fails with Unavailable."""
+    """A peer that stands for a bookie that has never registered. Each request to it fails with Unavailable."""
 
     def __init__(self, bookie: str) -> None:
         self._error = Unavailable(f"bookie {bookie} is not registered", bookie=bookie)

@@ -276,7 +276,7 @@ class LedgerClient:
     async def check_bookies(
         self, wanted: Striping, *, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING
     ) -> None:
-        """Raises NotEnoughBookies if `create` would find too few bookies for a ledger of that shape now."""
+        """Raises NotEnoughBookies if too few bookies are available now to create a ledger with this replication."""
         await self._bookies.wait_bookies_listed()
         if shrink is not ReplicationShortfall.NOTHING:
             wanted = reduce_striping(wanted, await self._bookies.count_healthy(wanted.ensemble_size), shrink)

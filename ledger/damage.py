@@ -126,7 +126,7 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def wait_written(self) -> None:
-        """Waits until every report that was queued before the call is written or given up."""
+        """Waits until every report that was queued before this call was written, or was given up after errors."""
         await self._tasks.drain()
 
     async def close(self) -> None:

@@ -174,7 +174,8 @@ class LedgerWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next append is within all bounds, including that of all ledgers together."""
+        """Returns True if the next append is within the bounds of this ledger and within the memory bound of all
+        ledgers together."""
         adds = self.adds
         return (
             self._bookies.memory.has_room
@@ -346,7 +347,8 @@ class LedgerWriter:
                 self.listener.on_append_failed(self)
 
     def _take_future(self, add: AppendPayload) -> asyncio.Future[int] | None:
-        """Returns the future that gets the outcome of the add; None: the listener gets it."""
+        """Removes and returns the future that receives the outcome of the add. Returns None if a listener receives the
+        outcome."""
         self._bytes -= add.size
         if not isinstance(add, AppendWithFuture):
             return None

@@ -179,7 +179,7 @@ class LostEntriesSearch:
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
-        """Whether the entry is lost; None: it is not known."""
+        """Returns whether the entry is lost, or None if that cannot be decided."""
         fragment = find_fragment_of_entry(self.record, entry)[0]
         slots = striping_of_record(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))

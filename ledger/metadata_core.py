@@ -81,7 +81,8 @@ def striping_of_record(record: LedgerRecord) -> Striping:
 
 @lru_cache(maxsize=64)
 def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
-    """Returns the striping of a ledger, cached: most ledgers of a cluster have the same."""
+    """Returns the striping of these three numbers. The result is cached, because most ledgers of a cluster have the
+    same."""
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 
@@ -96,7 +97,7 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
 
 def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """Makes the transition none → OPEN with the record `mine`. Returns None if another process has created a ledger
-    with this id. A retried create recognises its own record by the token (§1.1)."""
+    with this id. When a create is retried, the token shows that the existing record is its own (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return AlreadyStored(current) if current.token == mine.token else None

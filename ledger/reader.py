@@ -84,7 +84,8 @@ class LedgerReader:
 
     @property
     def last_entry(self) -> int:
-        """The bound of reading: the end when `is_closed`, else the largest entry known to be confirmed."""
+        """Returns the last entry that may be read: the ledger's last entry if `is_closed`, else the largest entry that
+        is known to be confirmed."""
         if self._confirmed is not None:
             self._bound.advance_lac(self._confirmed())
         return self._bound.last_entry

@@ -161,10 +161,9 @@ class FinishRecovery(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Fact: the bookie has fenced the ledger, durably. `lac` is -1 if the bookie does not know a LAC, or the ledger.
-
-    `last`: the largest entry that the bookie knows of; -1: none; None: its answer does not say. A hint, not a vote.
-    """
+    """Fact: the bookie has durably fenced the ledger. `lac` is -1 if the bookie knows no LAC, or does not have the
+    ledger. `last` is the largest entry that the bookie has; -1: it has none; None: its answer does not say. `last` is a
+    hint; it is not a vote on an entry."""
 
     slot: int
     lac: int

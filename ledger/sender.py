@@ -87,7 +87,8 @@ class SentAddRequest(InProcessRequest):
         self.tries = tries
 
     def release(self) -> None:
-        """Releases the memory of the request. Must be called once, when it has an answer or will get none."""
+        """Releases the memory of the request. Must be called exactly once: when the request has an answer, or when it
+        is certain that none will arrive."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -128,8 +129,8 @@ class SentAddRequest(InProcessRequest):
 
 
 class LateBookieAnswer(NamedTuple):
-    """A bookie's answer that came later than `late_s`: it stored those of the entries that it was sent. Times are on
-    the monotonic clock."""
+    """An answer to adds that arrived later than `late_s`. The bookie has stored the entries `first_entry` to
+    `last_entry` that it was sent. Times are on the monotonic clock."""
 
     bookie: str
     first_entry: int

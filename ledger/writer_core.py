@@ -130,7 +130,7 @@ Fact = (
 
 
 class ConfirmEntries(NamedTuple, Generic[A]):
-    """Effect: report to the owner that the entry is stored. In entry order, each once."""
+    """Effect: report to the owner that the entry is stored. Entries are reported in order, each of them once."""
 
     add: A
 

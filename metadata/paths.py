@@ -77,8 +77,8 @@ COORDINATORS = "/transactions/coordinators"
 
 @lru_cache(maxsize=4096)
 def encode_segment(name: str) -> str:
-    """Returns `decode_segment` as one segment of a path; "." and "..", which no path may contain as segments, are
-    encoded too."""
+    """Encodes a text as one segment of a path; `decode_segment` is the inverse. Also encodes "." and "..", which are
+    not allowed as segments."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 

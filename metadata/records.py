@@ -40,7 +40,8 @@ CLUSTER_FORMAT = 2
 
 
 class Feature(enum.Enum):
-    """What only processes of a cluster format understand; the value is that format, and what it is."""
+    """A feature that only processes of a certain cluster format understand. The value is that format, and a description
+    of the feature."""
 
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
@@ -306,7 +307,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger of a topic's log."""
+    """A row of a topic's list of ledgers."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -441,7 +442,7 @@ class AuditorRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(Record, frozen=True, kw_only=True):
-    """The worker that repairs a ledger."""
+    """The lock of a ledger that is being repaired: names the worker that repairs it."""
 
     kind = 23
     worker: str
@@ -449,7 +450,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """What a repair worker has done since its start, as of `updated_ms`."""
+    """The work of a repair worker since its start, as of `updated_ms`."""
 
     kind = 24
     name: str

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """The state of a session, as the client sees it."""
+    """The state of a metadata session, as its client knows it."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -137,7 +137,7 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     async def _keep(self) -> None:
-        """Keeps the session connected and alive, until it is lost or closed."""
+        """Keeps the session connected, and renews it, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         """Called when the task that keeps the session has ended. Without that task there are no signs of life, so the
@@ -252,7 +252,7 @@ class ReconnectingStore(MetadataStore):
         self._changed.clear()
 
     def set_session(self, session: MetadataStore) -> None:
-        """Gives the store its next session; calls that wait continue with it."""
+        """Gives the store a new session. Calls that wait for a session continue with it."""
         self._session = session
         self._changed.set()
 

@@ -392,7 +392,7 @@ class SqliteStore:
         self._set_alarm()
 
     def _on_session_ended(self, session: str) -> asyncio.Future[TreeJobResult]:
-        """Handles the end of a session: wakes those that wait for it, and deletes its ephemerals."""
+        """Handles the end of a session: wakes the callers that wait for it, and deletes its ephemeral nodes."""
         self._lost.pop(session).set()
         self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)

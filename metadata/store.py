@@ -330,7 +330,8 @@ class _GaveUp(Exception):
 
 
 def _transformed(changes: Sequence[NodeUpdate], found: Sequence[VersionedValue | None]) -> list[bytes | None] | None:
-    """Returns the bytes to write to each node, None for one that stays as it is; None instead of a list if all stay."""
+    """Returns the bytes to write to each node. None in the list: that node stays unchanged. None in place of the list:
+    all nodes stay unchanged."""
     values: list[bytes | None] = []
     stay = True
     try:

@@ -144,9 +144,8 @@ class CommitPlan(NamedTuple):
 
 
 def plan_commit(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> CommitPlan:
-    """Returns the plan of a commit; `found` is what was read of each of its paths. Raises BadVersion if a node has not
-    the expected version.
-    """
+    """Returns the plan of a commit. `found`: the nodes that were read at the paths of the commit. Raises BadVersion if
+    a node does not have the expected version."""
     nodes = dict(found)
     steps: list[Step] = []
     absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence

@@ -330,7 +330,7 @@ class ZooKeeperConnection:
 
     @property
     def last_handshake_s(self) -> float:
-        """Returns the time, by the clock, at which the last handshake that was answered was sent."""
+        """Returns the time at which the last answered handshake was sent, in seconds of the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
@@ -389,7 +389,7 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """Reads (value, stat) of a node."""
+        """Reads a znode. Returns its value and its stat."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:

@@ -210,8 +210,8 @@ def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """Returns (index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its
-    part."""
+    """Splits a stored entry. Returns (index of the last message, broker timestamp, client-part). Returns (-1, 0, entry)
+    if the entry has no broker-part."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
@@ -291,8 +291,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it has no
-    sequence id."""
+    """Returns the sequence id of a client-part that is refused, even if other parts of it are invalid. Returns None if
+    it has no sequence id."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Permission(Enum):
-    """What a caller needs."""
+    """The permission that an operation requires of its caller."""
 
     OPERATE = "a super user"
     MANAGE = "an administrator of the tenant, or a super user"
@@ -161,7 +161,7 @@ PLACE = PermissionRule(Permission.MANAGE, PermissionPlace.PLACE)
 
 
 def _topic(name: str, rule: PermissionRule, **faces: Any) -> Operation[Any]:
-    """One that the topic's owner answers."""
+    """Returns an operation that the owner of the topic answers."""
     return Operation(name, rule, AnsweringBroker.OWNER, **faces)
 
 

@@ -41,8 +41,8 @@ class Field(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Pulsar's names. A policy of one field has a number or a boolean as its body; what has another shape has its
-    functions in broker/rest/policies.py `SHAPES`."""
+    """The names of a policy in Pulsar's REST. A policy of one field has a number or a boolean as its body. For a policy
+    whose body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
 
     namespace: str  # last part of the path; empty: namespaces have none
     topic: str

@@ -321,7 +321,8 @@ class BacklogAnalysis:
 # ------------------------------------------------------------------------------------ schemas
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """A version of a topic's schema. `deleted`: it only decodes what was written with it."""
+    """A version of a topic's schema. `deleted`: the version is only used to decode messages that were written with
+    it."""
 
     version: int
     schema: SchemaInfo
@@ -341,8 +342,8 @@ class SchemaTest:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: how many it has loaded, as it reports itself; `bundles`: how many it owns, and
-    coordinators of transactions; None: it did not answer."""
+    """A registered broker. `topics`: the number of loaded topics that it reports. `bundles`: the number of bundles and
+    transaction coordinators that it owns; None: the broker did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -372,7 +373,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSums:
-    """What the loaded topics of a namespace at one broker come to; of all namespaces with an empty `name`."""
+    """The totals of the loaded topics of a namespace at one broker. An empty `name`: of all namespaces."""
 
     name: str
     topics: int
@@ -453,8 +454,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class WhyStuck:
-    """Why a subscription of one partition does not get on, as sentences: what it waits for, and what would end that.
-    `stuck` is false if it has delivered everything, or delivers."""
+    """The reasons why a subscription of one partition makes no progress, as sentences: what it waits for, and what
+    would end the wait. `stuck` is False if the subscription has delivered everything, or is delivering."""
 
     stuck: bool
     blocked: Blocked
@@ -463,7 +464,8 @@ class WhyStuck:
 
 @dataclass(frozen=True, slots=True)
 class KeptLedger:
-    """A ledger of a topic, and what keeps it. `subscriptions` are those that have not acknowledged all of it."""
+    """A ledger of a topic, with the reason why it is kept. `subscriptions`: those that have not acknowledged all of
+    it."""
 
     ledger_id: int
     bytes: int
@@ -475,7 +477,7 @@ class KeptLedger:
 
 @dataclass(frozen=True, slots=True)
 class WhyKept:
-    """What keeps the ledgers of one partition, the oldest first."""
+    """The ledgers of one partition, the oldest first, each with the reason why it is kept."""
 
     ledgers: tuple[KeptLedger, ...]
 
@@ -505,8 +507,8 @@ class CursorGap:
 
 @dataclass(frozen=True, slots=True)
 class CursorShape:
-    """What a subscription of one partition has acknowledged after `mark_delete`, in at most 1,000 buckets of about as
-    many entries each, and its ten largest gaps. `end`: the last entry."""
+    """The acknowledged entries of a subscription of one partition after `mark_delete`: at most 1,000 buckets of about
+    equally many entries, and the ten largest gaps. `end`: the last entry."""
 
     mark_delete: Position
     end: Position
@@ -516,8 +518,8 @@ class CursorShape:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopies:
-    """A ledger of a topic, and the bookies that should have its copies. `entries` and `bytes` of one that is not
-    closed: what is confirmed."""
+    """A ledger of a topic, and the bookies that should have its copies. For a ledger that is not closed, `entries` and
+    `bytes` count the confirmed entries."""
 
     ledger_id: int
     state: LedgerState
@@ -566,7 +568,8 @@ class RefusedCaller:
 
 @dataclass(frozen=True, slots=True)
 class SecurityDescription:
-    """Who is connected to the broker that was asked, and whom it denied something: those of most refusals first."""
+    """The callers that are connected to the broker that was asked, and the callers to whom it denied an operation;
+    callers with the most refusals come first."""
 
     broker: str
     roles: tuple[ConnectedRole, ...]
@@ -712,7 +715,7 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """A topic's part of a transaction, and what waits there for the transaction's end."""
+    """The part of a transaction at one topic, and what waits at that topic for the end of the transaction."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry

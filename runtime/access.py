@@ -20,7 +20,7 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """How a principal was authenticated."""
+    """The way in which a principal was authenticated."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -51,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a listener knows of a caller before it reads a request. Only `certificate` was verified."""
+    """The facts that a listener has about a caller before it reads a request. Only `certificate` is verified."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters

@@ -106,7 +106,7 @@ class Descriptors:
         return found
 
     def _lend(self) -> bool:
-        """Closes a spare, so that its descriptor can be used; returns False if there is none."""
+        """Closes a spare file, so that its descriptor can be used. Returns False if there is no spare."""
         with self._lock:
             if self._pid != os.getpid() or not self._spares:
                 return False

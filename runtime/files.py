@@ -103,9 +103,8 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> File:
-        """Locks a lock file exclusively, until it is closed or the process ends. Raises BlockingIOError if it is
-        locked.
-        """
+        """Locks a lock file exclusively. The lock ends when the returned file is closed or the process ends. Raises
+        BlockingIOError if another process has locked the file."""
         ...
 
     def die(self, reason: str) -> None:

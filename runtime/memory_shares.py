@@ -149,7 +149,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> int | None:
-    """Returns a limit in bytes; None if there is none."""
+    """Returns the memory limit in bytes, or None if no limit is set."""
     text = _text(path).strip()
     return parse_number(text) or None
 
@@ -170,7 +170,7 @@ MACHINE_SHARE = 4
 
 
 class ProcessConfig(msgspec.Struct, frozen=True):
-    """Settings of a process."""
+    """The setting that every process has: how much memory it may use."""
 
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 

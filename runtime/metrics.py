@@ -88,7 +88,7 @@ class Histogram:
         self._total += sum(values)
 
     def count_waiting(self) -> None:
-        """Counts the values in `waiting`."""
+        """Adds the values in `waiting` to the counts of the buckets, and clears `waiting`."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
@@ -201,7 +201,7 @@ class MetricsQuery(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
-        """Returns the query of a URL. Raises InvalidRequest for a parameter or a value that is none."""
+        """Parses the query of a URL. Raises InvalidRequest if a parameter is unknown or its value is invalid."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:

@@ -124,7 +124,7 @@ class Rpc(Generic[Req, Rep]):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a handler knows of its caller."""
+    """The facts that a handler has about its caller."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -383,7 +383,7 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 
 
 class Network(Protocol):
-    """The network of a process."""
+    """The network as a process sees it: makes connections and serves listeners."""
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -470,7 +470,8 @@ def _standard_service(service: str) -> Any:
 
 
 def rpcs_of(service: str) -> list[str]:
-    """Returns the methods of a service: those of proto/wire.proto; for "Admin" also those that only a row names."""
+    """Returns the methods of a service as proto/wire.proto defines them. For "Admin", also returns the methods that
+    only rows of the table of operations define."""
     from ..proto import wire_pb2
 
     if "." in service:

@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessSpec(NamedTuple):
-    """A process of a server: `work` runs in it and returns its exit code."""
+    """A process that a Parent starts. `work` runs in the process and returns its exit code."""
 
     name: str
     work: Callable[[Child], int]
@@ -69,8 +69,8 @@ class _Running:
 
 
 class Parent:
-    """Starts the processes of one server, and starts those again that end. Calls `on_serve` once, when all of them
-    serve, with what each told of itself (its addresses)."""
+    """Starts the processes of one server, and restarts each that ends. Calls `on_serve` once, when all of them serve,
+    with the addresses that each process reported."""
 
     def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}

@@ -79,9 +79,8 @@ def create_files(folder: Path, hosts: list[str], now: datetime.datetime, cluster
 
 
 def is_complete(folder: Path) -> bool:
-    """Returns whether the folder has every file that `create_files` creates, False if it has none. Raises AlreadyExists
-    if it has only some.
-    """
+    """Returns True if the folder has every file that `create_files` creates, False if it has none of them. Raises
+    AlreadyExists if it has only some of them."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and len(missing) < len(FILES):
         raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")

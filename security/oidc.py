@@ -186,7 +186,8 @@ class _Issuer:
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
     async def key(self, kid: str) -> IssuerKey | None:
-        """Returns the key with this id, None if the issuer has none. Raises Unavailable."""
+        """Returns the issuer's key with this id, or None if the issuer has no such key. Raises Unavailable if the
+        issuer does not answer."""
         age_s = self._age_s()
         if age_s is None or age_s >= DROP_S:
             await self._fetch()

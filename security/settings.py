@@ -157,7 +157,7 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """The sections of the file; None stands for a section that it lacks."""
+    """The sections of the security file. None: the file does not have that section."""
 
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None

@@ -36,7 +36,7 @@ REMEMBERED_MAX = 10_000
 
 
 def digest_of(credential: str | bytes) -> bytes:
-    """Returns the key under which a credential is remembered."""
+    """Returns the digest of a credential: the key under which a cache stores what was verified of it."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
 
@@ -96,7 +96,7 @@ class TokenProvider:
         self._known = PrincipalCache()
 
     def principal(self, token: str) -> Principal:
-        """Returns the principal of a token. Raises Unauthenticated."""
+        """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid."""
         verifier = self._verifier.current()
         if self._version != self._verifier.version:
             self._version = self._verifier.version

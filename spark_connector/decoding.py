@@ -456,7 +456,8 @@ class RowEncoder:
 
 
 def _is_coarse(type_: pa.DataType) -> bool:
-    """Whether the type has times in milliseconds and none in nanoseconds; what is below a millisecond is truncated."""
+    """Returns True if the type contains times in milliseconds and no times in nanoseconds. Digits below a millisecond
+    are then truncated."""
     units = _units(type_)
     return "ms" in units and "ns" not in units
 

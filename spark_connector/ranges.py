@@ -142,9 +142,9 @@ class QueryConnection:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def read_available(self, *, anew: bool = False) -> dict[Partition, AvailableRange]:
-        """Returns for each partition the range of messages that can be read now. Creates the durable subscription, if
-        any, first, so that nothing is trimmed meanwhile. The partitions are listed again with `anew`, or if a known one
-        is gone."""
+        """Returns, for each partition, the range of messages that can be read now. First creates the durable
+        subscription, if the query has one, so that nothing is trimmed in the meantime. Lists the partitions again if
+        `anew` is True, or if a known partition no longer exists."""
         try:
             replies = self._run(self._all_offsets(self.partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):

@@ -381,7 +381,8 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _publish_time_within(builder: RowBuilder) -> pa.Array:
-    """Returns the publish times in µs; those outside the years that a column can hold become the nearest end."""
+    """Returns the publish times in µs. A time outside the range of years that a column can store is replaced by the
+    nearest end of that range."""
     exact = [_signed(run.entry.publish_ms) for run in builder.runs]
     nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
     pairs = zip(builder.runs, nearest, exact, strict=True)

@@ -355,7 +355,7 @@ _SINGLE = {
 
 
 class TypedSchema(NamedTuple):
-    """A schema of a topic and its Record, by which rows are read or written."""
+    """A schema of a topic, and the Record class with which rows are read or written."""
 
     info: SchemaInfo
     record: RecordShape

@@ -292,7 +292,7 @@ def _compression(name: str) -> CompressionType:
 
 
 def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
-    """Returns the key as text if it is text; else as bytes."""
+    """Returns the message key as text if it is text, else as bytes."""
     if key is None:
         return None, None
     try:
@@ -405,7 +405,7 @@ def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at:
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """Spark's writer of a batch query."""
+    """The writer of a batch query, as Spark calls it."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -423,7 +423,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """Spark's writer of a streaming query; each task writes its rows of a batch."""
+    """The writer of a streaming query, as Spark calls it. Each task writes its rows of a batch."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema

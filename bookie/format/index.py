@@ -178,7 +178,7 @@ def head_columns(heads: bytes) -> HeadColumns:
 
 
 def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
-    """Returns the table of an extent; None if it is damaged."""
+    """Returns the table of an extent, or None if the table is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
     words = array("I", data)

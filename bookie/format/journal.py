@@ -166,7 +166,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
+    """A record of the journal. `entry` is -1 if records of this type have no entry. `payload` is the stored entry of an
+    ADD."""
 
     type: RecordType
     ledger: int
@@ -276,9 +277,8 @@ def encode_first_block(header: bytes) -> bytes:
 
 
 def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """Returns the block header at the start of `data`, the bytes at `offset` of the file; None if there is none that is
-    valid and of this use of the file.
-    """
+    """Decodes the block header at the start of `data`, which are the bytes at `offset` of the file. Returns None if
+    there is no valid header, or if it is from an earlier use of the file."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)

@@ -101,7 +101,8 @@ class QuarantineEnd(NamedTuple):
 
 
 class LimboRow(NamedTuple):
-    """The beginning (`entered`) or end of limbo: entries of ledgers up to `upto` may be lost, or were all restored."""
+    """A change of limbo. `entered` True: limbo begins, because entries of ledgers up to `upto` may be lost. `entered`
+    False: limbo ends, because all of them were restored."""
 
     upto: int
     entered: bool

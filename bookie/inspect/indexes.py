@@ -36,7 +36,7 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class IndexGroup(NamedTuple):
-    """An index group: the extents of one flush, or of what one compaction moved."""
+    """An index group of a log: the extents that one flush of the memtable wrote, or that one compaction moved."""
 
     log: int
     offset: int

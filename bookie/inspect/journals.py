@@ -172,9 +172,8 @@ def _block(file: ReadableFile, header: FileHeader, offset: int) -> Block | None:
 def _judge(
     snapshot: Snapshot, file: ReadableFile, header: FileHeader, bad: int
 ) -> tuple[Damage | TornTail | RemovedFile | None, int | None]:
-    """Returns what the bad block is, and where the walk continues: at the next block, at `bad` if it is whole now, or
-    None (nowhere).
-    """
+    """Returns what is wrong with the bad block, and where the walk over the journal continues: at the next block, at
+    `bad` if the block is whole now, or None if the walk ends here."""
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad

@@ -178,9 +178,8 @@ def wait_until_attempt_s(
 
 
 def with_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Returns the mark with its next attempt due at once, because something changed that may help. Its count of
-    attempts stays, so that it is not retried in a tight loop.
-    """
+    """Returns the mark with its next attempt due at once, because something has changed that may let the repair
+    succeed. The count of attempts stays, so that the repair is not retried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)
 
 
@@ -265,7 +264,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
-    """Returns those parts of the runs `wanted` that are not in `held`."""
+    """Returns the parts of the runs `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -307,9 +306,8 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
 
 
 def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Returns the bookies that a worker may treat as gone: the departing ones, and those that the mark names as gone
-    and that have not registered again.
-    """
+    """Returns the bookies that a repair worker may treat as gone: the departing bookies, and the bookies that the mark
+    names as gone if they have not registered again."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 

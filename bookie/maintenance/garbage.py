@@ -349,7 +349,8 @@ class GarbageCollector:
         return len(self._suspects), left, dead
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
-        """Returns why some missing ledgers are kept, None if all may go; logs it if that is new."""
+        """Returns the reason why some of the missing ledgers are kept, or None if all of them may be deleted. Logs the
+        reason if it differs from the last one."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
@@ -399,7 +400,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Returns those of `ledgers` of which a read says that the metadata has no record."""
+    """Reads the record of each of `ledgers`, and returns the ledgers that have no record in the metadata."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

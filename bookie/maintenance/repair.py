@@ -384,7 +384,7 @@ class Auditor:
                     await self._closing.wait()
 
     async def _check(self, ledger: int) -> None:
-        """Marks a closed ledger if bookies that are not gone lack entries of it."""
+        """Marks a closed ledger if a bookie that is not gone lacks entries of it."""
         if self._gone is None or not await marks.is_repair_enabled(self._metadata):
             return
         record = await marks.read_ledger(self._metadata, ledger)

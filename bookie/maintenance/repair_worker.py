@@ -429,7 +429,7 @@ class RepairWorker:
             await self._woken.wait()
 
     def _on_attempt_ended(self, ledger: int, task: asyncio.Task[None]) -> None:
-        """Handles the end of an attempt."""
+        """Handles the result of an attempt to repair a ledger."""
         del self._trying[ledger]
         self.progress.pop(ledger, None)
         self._woken.set()
@@ -469,7 +469,7 @@ class RepairWorker:
         return wait_until_attempt_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
-        """Schedules the ledger again after `seconds`."""
+        """Schedules the next attempt to repair the ledger, after `seconds`."""
         self._later[ledger] = self._clock.monotonic() + seconds
         asyncio.get_running_loop().call_later(seconds, self._again, ledger)
 
@@ -601,9 +601,8 @@ class RepairWorker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: CopyGap) -> str:
-        """Returns the bookie that gets the copy: the gap's own bookie if it is not gone, else a new one that fits the
-        rest of the ensemble.
-        """
+        """Returns the bookie that receives the copy. This is the bookie that lacks the copy, unless it is gone; then it
+        is another bookie that fits the rest of the ensemble."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)

@@ -84,7 +84,7 @@ class BootResult(NamedTuple):
 
 
 def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Takes steps 1 to 4 of a start; returns their result. Must run in a worker."""
+    """Does steps 1 to 4 of the start of a store, and returns what they read. Must run in a worker thread."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -152,7 +152,7 @@ async def enter_limbo(
 
 
 class JournalReplay:
-    """The replay of the journal into the memtable: step 5."""
+    """Step 5 of the start of a store: reads the journal and inserts its entries into the memtable."""
 
     def __init__(
         self, memtable: Memtable, descriptors: LedgerDescriptors, checkpoint: Checkpoint, losses: DataLossLog

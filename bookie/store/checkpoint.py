@@ -114,7 +114,8 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: JournalPort) -> None:
-        """Makes one checkpoint. Raises NoSpace if the disk is full; the next run repeats what is missing."""
+        """Makes one checkpoint. Raises NoSpace if the disk is full. The next run then does the steps that are
+        missing."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -251,11 +252,8 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Commits `moved`, what the cold writer wrote, together with `facts`, and removes the logs `drop` from the
-        index.
-
-        Raises NoSpace before the mark is written: then nothing of it counts.
-        """
+        """Commits the entries `moved`, which compaction wrote to its own log, together with `facts`, and removes the
+        logs `drop` from the index. Raises NoSpace only before the mark is written; then nothing was committed."""
         await self._alone(partial(self._commit, moved, facts, drop))
 
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:

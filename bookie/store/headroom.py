@@ -78,7 +78,7 @@ class DiskReserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure(self) -> None:
-        """Sets `held`: whether the file exists, and is as large as it should be for what is stored now."""
+        """Sets `held`: whether the reserve file exists, and has the size that the stored data now requires."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
@@ -223,7 +223,8 @@ class DiskHeadroom:
 
 
 def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
-    """Frees space for a start that found none; returns False if there is nothing left to free."""
+    """Frees disk space for a start that found none. Removes the reserve file; if there is none, spare or replayed
+    journal files. Returns False if nothing can be removed."""
     journals = join_path(directory, JOURNAL)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True

@@ -121,7 +121,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The pages of one or more groups of a log, as columns."""
+    """The pages of one or more index groups of a log, stored as one array per field."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -170,7 +170,8 @@ class LoadedIndexGroup:
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
-        """Returns a group for `extents` extents, still without their heads: it may be used once `feed` has got all."""
+        """Returns an empty group for `extents` extents. It may be used after `feed` has added the heads of all of
+        them."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group

@@ -63,7 +63,7 @@ _CLEAN_MAX = 4096
 
 
 class LedgerDescriptor:
-    """What a bookie knows of a ledger besides its entries: key, fence, LAC, and id of the last entry."""
+    """The metadata that a bookie has of a ledger: its key, its fence, its LAC, and the id of its last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -207,7 +207,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedIndex) -> None:
-        """Sets the content that was read from the ledger index. Must be called once, at a start."""
+        """Sets the descriptors to those that were read from the ledger index. Must be called once, when the store
+        starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -396,7 +397,7 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates generation 1, without records."""
+    """Creates the first generation of the ledger index file, without records."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)

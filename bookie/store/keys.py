@@ -78,9 +78,8 @@ class LedgerKeys:
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
 
     def ensure_key(self, ledger: int, key: bytes) -> Status:
-        """Makes the ledger begin with this key if it is unknown here. Returns UNAUTHORIZED if it is deleted or has
-        another key; else OK, and the key is durable when the next seal is done.
-        """
+        """Binds the key to the ledger if the ledger is unknown here. Returns UNAUTHORIZED if the ledger is deleted or
+        has another key. Otherwise returns OK; the key is durable when the next seal is done."""
         descriptor = self._descriptors.get(ledger)
         if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.has_key(key)):
             return Status.UNAUTHORIZED

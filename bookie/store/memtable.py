@@ -123,7 +123,8 @@ class EntryTable:
 
 
 class Memtable:
-    """The memtable: an active table that takes inserts, and one that is being flushed."""
+    """The memtable: an active table, which accepts inserts, and a second table while that one is flushed to the
+    disk."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

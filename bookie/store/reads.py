@@ -293,7 +293,7 @@ class StoreReads:
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Returns the answer if it is certain without the disk; else None."""
+        """Returns the answer if the memory alone determines it. Returns None if the disk must be read."""
         if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
             return self._miss(ledger, entry)
         entries: list[Buffer] = []
@@ -454,9 +454,8 @@ class StoreReads:
             return ExtentReadResult(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
-        """Returns the place of this extent of the log, and its table as it is on the disk (None: damaged). Returns None
-        if the index does not have the extent.
-        """
+        """Returns the place of this extent in the log, and its table as stored on the disk (None: the table is
+        damaged). Returns None if the index does not have the extent."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:

@@ -42,7 +42,8 @@ class EntrySearch:
         self.damaged = False
 
     async def next_extent_to_search(self) -> ExtentPlace | None:
-        """Returns the next extent whose range includes the entry, the likely ones first; None if there is none left."""
+        """Returns the next extent whose range includes the entry, the likeliest extent first. Returns None after the
+        last one."""
         while not self._found:
             if not self._logs:
                 return None
@@ -73,12 +74,9 @@ class EntrySearch:
 async def load_run(
     index: EntryLogIndex, reader: EntryLogReader, worker: Worker, number: int, ledger: int
 ) -> tuple[LedgerExtents, bool]:
-    """Returns the extents of the ledger in that log, as far as they can be read, and whether these are all. A complete
-    result is cached.
-
-    A second caller waits while the first one loads them: a recovery reads an entry and the next one at once. Raises
-    OSError if no file descriptor is free.
-    """
+    """Returns the extents of the ledger in that log that can be read, and whether these are all of its extents. Caches
+    a complete result. A second caller for the same ledger waits while the first one loads them, because a recovery
+    reads an entry and the next one at the same time. Raises OSError if no file descriptor is free."""
     missing = index.find_run(number, ledger)
     if isinstance(missing, MissingIndexPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])

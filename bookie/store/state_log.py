@@ -34,7 +34,7 @@ Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 
 
 class StateLog:
-    """The facts that a bookie must never forget, in memory."""
+    """The facts that a bookie must never lose, such as tombstones and quarantined entries. Kept in memory."""
 
     def __init__(self) -> None:
         self.tombstones = IntegerIntervals()

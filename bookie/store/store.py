@@ -96,7 +96,7 @@ class StoreConfig(msgspec.Struct, frozen=True):
 
 
 class StoreWorkers(msgspec.Struct, frozen=True):
-    """The threads of one store, by what they write or read."""
+    """The worker threads of one store, one field for each kind of disk access."""
 
     journal: tuple[Worker, ...]
     flush: Worker
@@ -140,7 +140,7 @@ class LoadedStore(msgspec.Struct, frozen=True):
 async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
-    """Loads a store: takes steps 1 to 5 of a start. Raises ForeignFile, NewerFormat or NoSpace."""
+    """Loads a store: does steps 1 to 5 of its start. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
@@ -597,7 +597,7 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read` if that needs no disk; else returns None."""
+        """Reads like `read` if the read needs no disk access. Returns None if it does."""
         return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:

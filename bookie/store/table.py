@@ -38,7 +38,8 @@ _SORT_SLICE = 4096
 
 
 def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
-    """Yields the values ascending. For a worker: sorts in slices, so that the event loop gets its turn."""
+    """Yields the values in ascending order. Runs in a worker thread, and sorts in slices, so that the event loop can
+    run in between."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -118,7 +119,7 @@ def _find(leaf: bytes, ledger: int, low: int) -> int:
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
-    """Yields the leaves that replace `leaf`."""
+    """Applies the changes to `leaf`, and yields the leaves that replace it."""
     parts: list[bytes] = []
     size = done = 0
     for ledger in ledgers:

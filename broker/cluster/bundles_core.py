@@ -40,13 +40,14 @@ ASSIGNED_MAX = 10_000
 
 
 class RandomSource(Protocol):
-    """A `random.Random`, of the caller."""
+    """The part of `random.Random` that placement uses. The caller gives it, so that tests can repeat a choice."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RecentlyAssignedBundle(NamedTuple):
-    """A bundle that was assigned a moment ago."""
+    """A bundle that was assigned to a broker a moment ago, so that the broker's reported load does not include it
+    yet."""
 
     broker: str
     report: int  # the number of the last report of that broker then
@@ -102,7 +103,8 @@ class LoadReport(NamedTuple):
     bundles: int  # owned, and coordinators
 
     def differs_enough_to_report(self, told: BrokerRecord) -> bool:
-        """Whether the load differs noticeably from what was told: an idle cluster writes nothing."""
+        """Returns True if the load differs noticeably from the load that was reported last. So an idle broker writes
+        nothing to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_APART / 2 or bundles > told.bundles // 10
 

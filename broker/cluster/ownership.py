@@ -175,7 +175,7 @@ class Ownership:
         self.me = me
 
     async def set_draining(self, draining: bool) -> None:
-        """Registers this broker as one that drains, or does not any more. Without effect if it is registered so."""
+        """Registers in the metadata whether this broker drains. Writes nothing if the registration says so already."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))
@@ -282,8 +282,8 @@ class Ownership:
         return await self.choose_next_owner(path) or self.me
 
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
-        """Returns the broker of the group that should own the object at `path`; None if no broker may. `others`: this
-        broker itself is not among them."""
+        """Returns the broker of the group that should own the object at `path`, or None if no broker may own it.
+        `others`: excludes this broker."""
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:

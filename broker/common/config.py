@@ -221,7 +221,8 @@ DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True):
-    """Settings besides those policies that change while brokers run; None: each broker has its own."""
+    """The settings, other than policies, that can be changed for all brokers while they run. None: each broker uses the
+    value of its own configuration."""
 
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
     metrics_topics: MetricsTopics | None = None

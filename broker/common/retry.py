@@ -83,7 +83,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class SharedCallsByKey(Generic[K, T]):
-    """Runs of async work by key: callers that ask for the same key at the same time share one run."""
+    """Calls of an async function that are shared by key: callers that ask for the same key at the same time share one
+    call and its result."""
 
     __slots__ = ("_running",)
 
@@ -133,8 +134,8 @@ class LastMetadataAnswers(Generic[K, V]):
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Returns the answer of `read`; if `read` does not return in time, the last known answer. `read` may be
-        cancelled if there is a known answer."""
+        """Returns the answer of `read`. If `read` does not return in time and an earlier answer is known, cancels
+        `read` and returns the earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:

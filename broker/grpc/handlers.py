@@ -86,7 +86,7 @@ class Handler:
         raise NotImplementedError
 
     async def _leave(self) -> None:
-        """Ends the session at once. Idempotent."""
+        """Ends the session of the producer or consumer at once. Idempotent."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ opening

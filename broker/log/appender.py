@@ -239,7 +239,8 @@ class Appender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the ledger that is written, or was written last; None if there is none."""
+        """Returns the replication of the open ledger, or of the last ledger if none is open. Returns None if the log
+        has no ledger."""
         if self.writer is None:
             return None
         record = self.writer.record

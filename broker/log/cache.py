@@ -97,8 +97,8 @@ class StoredEntry:
         return self.size + ENTRY_BYTES
 
     def copy_buffer_views(self) -> None:
-        """Copies frames that are views of a larger buffer, so that an entry that is kept for long does not keep the
-        buffer in memory."""
+        """Copies the frames that are views of a larger buffer. Otherwise an entry that stays in the cache would keep
+        the whole buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
@@ -157,7 +157,7 @@ class TailCache:
         self.bytes = 0
 
     def add(self, entry: StoredEntry) -> None:
-        """Adds an entry."""
+        """Adds an entry, and evicts the oldest entries if the cache is full."""
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is None:

@@ -152,7 +152,7 @@ class CompactedShape(CommittedShape):
 
 
 def _ghost(row: SurvivorRow) -> Span:
-    """Returns the span of a trimmed ledger of which entries survive."""
+    """Returns a span for a trimmed ledger, for the entries of it that compaction kept."""
     return Span(row.ledger_id, row.first_index, row.entries - 1, row.end_index)
 
 

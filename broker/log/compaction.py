@@ -146,14 +146,15 @@ class Compaction:
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """From now on, only committed entries are compacted, and read after the horizon. `log`: the view of the log
-        with these entries."""
+        """Switches to committed entries: from now on compaction only reads committed entries, and so do readers after
+        the horizon. `log`: the view of the log that has these entries only."""
         view = self.view
         self.shown = log
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns what compaction no longer needs of the log; None if it needs nothing."""
+        """Returns the position up to which compaction no longer needs the log. Returns None if compaction needs no part
+        of the log."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
@@ -211,7 +212,7 @@ class Compaction:
             self.start()
 
     async def wait_finished(self) -> None:
-        """Waits until no compaction is running."""
+        """Waits until the compaction in progress, if any, has ended."""
         if self._task is not None:
             await asyncio.shield(self._task)
 

@@ -280,7 +280,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Ends a round, in which the whole log was read: adds the latest message of each key of this round to
+        """Ends a round, that is one reading of the whole log. Adds the latest message of each key of this round to
         `survivors`."""
         for value in self._latest.values():
             if isinstance(value, tuple):

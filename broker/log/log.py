@@ -103,7 +103,8 @@ class Log(ReadableLog, Protocol):
     def pending_entries(self) -> int: ...
     @property
     def last_published_ms(self) -> int:
-        """Returns when the last message was published (ms since the epoch); 0 if none was since the log was opened."""
+        """Returns the time at which the last message was published (ms since the epoch). 0: no message was published
+        since the log was opened."""
 
     @property
     def ledger_age_s(self) -> float:
@@ -111,7 +112,8 @@ class Log(ReadableLog, Protocol):
 
     @property
     def replication(self) -> Replication | None:
-        """Returns the replication of the ledger that is written, or was written last; None if there is none."""
+        """Returns the replication of the open ledger, or of the last ledger if none is open. Returns None if the log
+        has no ledger."""
 
     @property
     def wanted_replication(self) -> Replication:
@@ -158,7 +160,7 @@ class Log(ReadableLog, Protocol):
         with an unknown outcome."""
 
     async def close(self) -> None:
-        """Stops in order: publishes in flight get their outcome first. Idempotent."""
+        """Closes the log in order: first waits until publishes in flight have their outcome. Idempotent."""
 
 
 # ------------------------------------------------------------------------------------------------ committed_view

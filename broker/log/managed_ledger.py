@@ -625,7 +625,8 @@ class SkipLostRequest:
 
 
 def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
-    """Returns the row of a ledger of which all entries are lost."""
+    """Returns the row of a ledger, changed because all of its entries are lost: it has no entries, and begins and ends
+    at `end_index`."""
     return msgspec.structs.replace(row, entries=0, size=0, first_index=end_index, end_index=end_index)
 
 

@@ -48,7 +48,7 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def add_writer(self, writer: LedgerWriter) -> None:
-        """Adds the ledger that this process writes, so that its confirmed entries can be read at once."""
+        """Adds the ledger that this process writes. Its confirmed entries can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.make_local_reader(writer)
 
     def discard(self, ledger_id: int) -> None:
@@ -309,7 +309,7 @@ class ReadMemory:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserves memory for a read of `size` bytes. First waits while the reads in progress take all of it."""
+        """Reserves memory for a read of `size` bytes. Waits first while the reads in progress use all of the memory."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

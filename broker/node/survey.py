@@ -50,7 +50,8 @@ MEASURES = ("traffic", "backlog", "age")
 
 
 class TopicTotals(msgspec.Struct):
-    """What some loaded topics come to. The totals count since the broker was started, all else is as of now."""
+    """The totals of a group of loaded topics. Counters are since the start of the broker; all other fields are current
+    values."""
 
     topics: int = 0
     subscriptions: int = 0
@@ -70,8 +71,9 @@ class TopicTotals(msgspec.Struct):
 
 
 class SurveyedTopic(NamedTuple):
-    """A topic as a walk found it. `oldest_ms`: when its oldest message that is not acknowledged arrived, milliseconds
-    since the epoch; 0: there is none, or it is not known yet."""
+    """A topic as the last walk over the loaded topics found it. `oldest_ms`: the arrival time of the oldest
+    unacknowledged message, in milliseconds since the epoch; 0: there is no such message, or its time is not known
+    yet."""
 
     topic: Topic
     rates: TrafficRates
@@ -92,7 +94,8 @@ class TopicSurvey(msgspec.Struct, frozen=True):
         return sum(each.topics for each in self.namespaces.values())
 
     def of_namespace(self, name: str) -> TopicSurvey:
-        """Returns what it has of one namespace, and the total of all."""
+        """Returns a survey with the totals and the largest topics of one namespace only, and with the total of all
+        namespaces."""
         largest = {
             measure: tuple(each for each in found if str(each.topic.name.namespace_name) == name)
             for measure, found in self.largest.items()

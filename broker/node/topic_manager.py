@@ -139,7 +139,7 @@ class _OwnershipSession:
         self.tasks = Tasks()
 
     async def answers(self) -> bool:
-        """Whether the metadata answers now."""
+        """Returns True if the metadata answers a read within PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self.metadata.revision()
@@ -332,8 +332,9 @@ class TopicManager:
 
     # ------------------------------------------------------------------ drain
     async def drain(self) -> int:
-        """Registers this broker as one that drains, and gives what it owns to the other brokers of its group, a few
-        bundles at a time. Returns what is left: without another broker it keeps all. May be called again."""
+        """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
+        Returns what this broker still owns. If the group has no other broker, this broker keeps everything. May be
+        called again."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -352,8 +353,8 @@ class TopicManager:
         return len(ownership.owned_paths)
 
     async def follow_drain_requests(self) -> None:
-        """Drains as long as an operator has ordered it; also after a restart. What it could not give away before it
-        tries again."""
+        """Drains this broker while an operator's drain request is stored in the metadata, also after a restart. Tries
+        again for bundles that it could not move before."""
         session = self._session
         if session is None or not session.settled:
             return
@@ -382,7 +383,7 @@ class TopicManager:
         )
 
     async def end_drain(self) -> None:
-        """Registers this broker as one that gets bundles again."""
+        """Registers this broker as not draining, so that it may get bundles again."""
         await self._open().ownership.set_draining(False)
         self._moved.clear()
 
@@ -481,8 +482,8 @@ class TopicManager:
         return await list_brokers(self._open().metadata)
 
     async def read_members(self) -> ClusterMembers:
-        """Returns the registered brokers and bookies, or those last known, in bounded time
-        (broker/cluster/ownership.py)."""
+        """Returns the registered brokers and bookies. If the metadata does not answer in time, returns the last known
+        lists (broker/cluster/ownership.py)."""
         session = self._session
         return await self.members.read(None if session is None or not session.settled else session.metadata)
 
@@ -622,9 +623,9 @@ class TopicManager:
         await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
-        """Marks lost entries as skipped (broker/log/managed_ledger.py); returns their ranges. Unloads the topic before
-        and after, so that it is loaded with the new list of ledgers; no client can load it meanwhile. Raises Busy if
-        the list changes again and again."""
+        """Marks lost entries as skipped (broker/log/managed_ledger.py) and returns their ranges. Unloads the topic
+        before and afterwards, so that it is loaded with the new list of ledgers. No client can load the topic in between.
+        Raises Busy if the list keeps changing."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")

@@ -485,8 +485,9 @@ class PulsarConnection:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     def find_next_urls(self, error: MagnetarError) -> dict[str, str]:
-        """Returns the fields of a CLOSE with the addresses of the broker to which a topic moves; empty if `error` names
-        none, or if it is not known by which listener the client reaches brokers: it looks the topic up then."""
+        """Returns the fields of a CLOSE command with the addresses of the broker to which the topic moves. Returns no
+        fields if `error` does not name that broker, or if the listener that the client uses is not known. The client
+        then looks the topic up."""
         heir = self.broker.heirs.get(error.fields.get("owner", "")) if isinstance(error, NotOwner) else None
         if heir is None or (self.listener is None and len(set(heir.pulsar.values())) > 1):
             return {}

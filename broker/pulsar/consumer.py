@@ -175,7 +175,7 @@ class ConsumerHandler:
             yield from translate.redeliver_in_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
-        """Moves the cursor, durably when this returns."""
+        """Moves the cursor of the subscription. The new position is durable when this returns."""
         session = self._opened()
         self.has_sought = True
         self._close_at_client()

@@ -102,7 +102,7 @@ AGE_S_MAX = 10_000_000_000
 
 
 class FilteredEntry(msgspec.Struct, frozen=True):
-    """An entry, and the batch indexes of those of its messages that the caller must not show."""
+    """An entry, with the batch indexes of the messages in it that the caller may not receive."""
 
     entry: StoredEntry
     hidden: list[int]
@@ -164,8 +164,9 @@ class TopicBacklogs:
             await backlog.skip_messages(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges the messages up to `up_to`, or if it is None those older than `older_than_s`, for one
-        subscription; for each durable one if `name` is empty. Returns the number of entries."""
+        """Acknowledges messages of one subscription, or of every durable subscription if `name` is empty. Acknowledges
+        up to `up_to`, or if `up_to` is None, messages that are older than `older_than_s`. Returns the number of
+        entries."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"

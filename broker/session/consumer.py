@@ -354,8 +354,8 @@ class ConsumerSession:
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` once, perhaps before it returns: with None when everything that was acknowledged before the call
-        is durable, or with the error because of which this is not known."""
+        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
+        before this call is durable. Otherwise it is the error because of which that is unknown."""
         self.subscription.when_durable(tell)
 
     async def wait_durable(self) -> None:

@@ -34,7 +34,7 @@ def spans_after(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
 
 
 def done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
-    """Returns the entries of a ledger, after mark-delete, that are acknowledged or that readers never see."""
+    """Returns the entries of a ledger after mark-delete that are acknowledged, or hidden from readers."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 

@@ -185,7 +185,8 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
 
 # --------------------------------------------------------------------------------------------------- security
 async def describe_security(broker: TopicManager) -> SecurityDescription:
-    """Returns who is connected to the loaded topics of the broker, and whom it denied something; ROLES_MAX each."""
+    """Returns the roles that are connected to the loaded topics of this broker, and the callers to whom this broker
+    denied an operation. Each list has at most ROLES_MAX rows."""
     turns, producers, consumers = EventLoopSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
     for topic in [*broker.loaded.values()]:
         producers.update(each.principal for each in topic.producers)

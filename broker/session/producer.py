@@ -321,7 +321,7 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the session at once. The port is not called any more. Idempotent."""
+        """Ends the session at once. The session makes no further calls to its port. Idempotent."""
         self._opened = False
         self._drop_waiting()
         self.topic.producers.leave(self.producer)

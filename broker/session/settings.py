@@ -112,7 +112,8 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
 
 
 async def remove_setting(broker: TopicManager, name: str) -> None:
-    """Removes the change of a setting: each broker has its own value of it again. Raises InvalidRequest."""
+    """Removes a changed setting, so that each broker uses the value of its own configuration again. Raises
+    InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
         await broker.policies.change_runtime(ours, None)
@@ -139,7 +140,7 @@ def to_java_text(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
-    """Returns what this broker says of itself. Asks nobody."""
+    """Returns a description of this broker, from the state of its process. Sends no request."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(

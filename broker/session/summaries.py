@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class PageQuery(NamedTuple):
-    """Which topics of the cluster, in which order."""
+    """A query for one page of the cluster's topics: which topics, in which order."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
@@ -288,7 +288,7 @@ def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> Why
 
 
 def explain_kept(topic: Topic) -> WhyKept:
-    """Returns what keeps each ledger of the topic."""
+    """Returns, for each ledger of the topic, the reason why it is kept."""
     now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
     for span, (_, stays) in zip(topic.log.shape.spans, topic.why_ledgers_stay(), strict=True):

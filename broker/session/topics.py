@@ -101,10 +101,10 @@ class TopicQueries:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """Returns message indexes of a topic: its first and its end, those at `times_ms`, and that of `subscription`,
-        which is created, durable, at the earliest message if it is missing. `aborted_in`: the range of indexes in which
-        messages of aborted transactions are counted, so that a reader can tell lost messages from aborted ones.
-        `incarnation`: see `check_incarnation`."""
+        """Returns message indexes of a topic: its first index, its end index, the indexes at `times_ms`, and the index
+        of `subscription`. Creates the subscription if it is missing: durable, at the earliest message. `aborted_in`: a
+        range of indexes; the reply counts its messages of aborted transactions, so that a reader can distinguish lost
+        messages from aborted ones. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -234,7 +234,8 @@ class SchemaQueries:
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions of the topic's schema. Returns the number of the newest one; None if there was none."""
+        """Deletes all versions of the topic's schema. Returns the number of the newest version, or None if the topic
+        had no schema."""
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

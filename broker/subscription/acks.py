@@ -50,7 +50,7 @@ class SubscriptionAcks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses `shape` from now on."""
+        """Sets the shape of the log that acknowledgements are checked against."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
@@ -400,8 +400,9 @@ class TransactionalAcks(SubscriptionAcks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-        """Settles the transaction: its pending acknowledgements count if it committed; else they are dropped, and the
-        caller has the entries delivered again. Returns these acknowledgements; None if there were none."""
+        """Applies the end of a transaction to the subscription. If the transaction committed, its pending
+        acknowledgements count. Otherwise they are dropped, and the caller has their entries delivered again. Returns
+        these acknowledgements, or None if the transaction had none."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

@@ -56,9 +56,10 @@ class Outlet(Protocol):
         ...
 
     def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
-        """Called when the topic begins to close in order: tells the client `error`, as `on_closed` does. What the
-        client acknowledges until it reads that still counts. Returns a future that is done when the last of it has
-        come; None if the client is not told yet, or does not say which is the last."""
+        """Called when the topic begins an orderly close. Sends `error` to the client, as `on_closed` does.
+        Acknowledgements that the client sends before it reads the error still count. Returns a future that completes
+        when the last of them has arrived. Returns None if the client was not told yet, or its protocol cannot mark the
+        last acknowledgement."""
         ...
 
     async def wait_drained(self) -> None: ...

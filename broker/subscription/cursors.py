@@ -87,10 +87,9 @@ def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None
 
 class DurableCursor:
     """The cursor of one subscription, and its storage. `on_fenced` is called once, when another broker has claimed the
-    subscription.
-
-    `claim`: that of the topic's owner, if the subscription exists (`claim_changes`). A new subscription has a claim of
-    its own, so that what is left of a deleted one of the same name is not taken for it."""
+    subscription. `claim`: the claim of the topic's owner, if the subscription exists (`claim_changes`). A new
+    subscription makes a claim of its own. So the remains of a deleted subscription of the same name are not mistaken
+    for the new one."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -320,9 +319,9 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Calls `tell` with None when everything that was acknowledged before the call is durable, or with the error.
-        As `durable_future`, but very many futures would cost more than the write. `tell` may be called at once, and
-        must not raise."""
+        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
+        before this call is durable, else the error. This is `durable_future` without futures, because very many futures
+        would cost more than the write. `tell` must not raise."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -435,9 +434,9 @@ class DurableCursor:
             self._tasks.cancel()
 
     async def close(self) -> None:
-        """Stores what is not durable yet, and closes the ledger, so that the next owner need not recover it.
-
-        What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again."""
+        """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner need not
+        recover it. Acknowledgements that cannot be stored within `close_timeout_s` are lost: their messages are
+        delivered again."""
         if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

@@ -129,8 +129,8 @@ async def find_whole_message(
 
 
 async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
-    """Returns the messages of which some chunks are at or before `mark`, and others after it. The entry at the mark is
-    searched for them, and the entries after it that one read returns."""
+    """Returns the chunked messages that have chunks on both sides of `mark`. Searches the entry at the mark, and the
+    entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.is_readable(mark) and shape.lost_run_end(mark) is None:
@@ -154,14 +154,14 @@ async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkR
 
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after `mark` of those messages that have chunks on both sides of it: to skip or expire a part
-    of a message means all of it."""
+    """Returns the chunks after `mark` that belong to messages with chunks on both sides of `mark`. The caller
+    acknowledges them as well, because a message can only be skipped or expired as a whole."""
     return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
-    """Returns `mark`, moved back to before the first message that has chunks on both sides of it: a consumer that seeks
-    into a message gets all of it."""
+    """Returns `mark`, or an earlier position if a chunked message has chunks on both sides of `mark`: the position
+    before that message. So a consumer that seeks into a message receives all of its chunks."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
 
 

@@ -144,8 +144,8 @@ class DelayedDelivery:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Holds an entry back until `at_ms` (ms since the epoch). It must be new, so that no consumer has got it
-        yet."""
+        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer may have received
+        it."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:

@@ -220,8 +220,8 @@ SLOTS_AT_ONCE = 1000
 
 
 class DeliveryPump:
-    """Delivers the entries of one subscription. Its state: what is read ahead, what is being given back, and why it
-    waits."""
+    """Delivers the entries of one subscription to its consumers. Its state: the entries read ahead, the entries that
+    are being given back, and the reason why it waits."""
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
@@ -482,7 +482,7 @@ class DeliveryPump:
             self._buffer.switch_log(log)
 
     def clear_buffer(self) -> None:
-        """Drops the entries in memory."""
+        """Drops the entries that were read ahead."""
         if self._buffer is not None:
             self._buffer.clear()
 

@@ -219,7 +219,7 @@ class ReadAheadBuffer:
         self._count()
 
     def discard_delivered_entries(self, deliveries: Iterable[Delivery]) -> None:
-        """Drops the entries that were delivered."""
+        """Drops the entries that were delivered to consumers."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -340,15 +340,15 @@ class ReadAheadBuffer:
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     def stop(self) -> None:
-        """Starts no more reads. The owner must cancel those in progress."""
+        """Prevents further reads. The caller must cancel the reads that are in progress."""
         self.release_memory()
         if self._retry is not None:
             self._retry.cancel()
 
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """Returns the first and the last of the leading `positions` that one read covers: they are in one ledger, and close
-    to each other."""
+    """Returns the first and the last position of a range that one read can cover. The range begins with the first of
+    `positions`, and includes the following ones that are close to it in the same ledger."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

@@ -112,7 +112,7 @@ class Subscription:
 
     @property
     def deliveries(self) -> Deliveries:
-        """Returns what its consumers got since it was loaded."""
+        """Returns the counts of what its consumers received since the subscription was loaded."""
         found = self.departed
         for each in self.consumers.values():
             found = found.add_counts(each.member)
@@ -123,7 +123,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies of the topic."""
+        """Applies the changed policies of its topic."""
         if self.delayed is not None:
             self.delayed.applied = applied
         if self.dead_letters is not None:
@@ -353,7 +353,8 @@ class Subscription:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
-        """Returns the transactions because of which an acknowledgement of the entry may be refused."""
+        """Returns the transactions that have acknowledged the entry and are not settled. Another acknowledgement of the
+        entry may be refused because of them."""
         return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
     def ack_in_transaction(
@@ -431,8 +432,8 @@ class Subscription:
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` once, perhaps before it returns: with None when everything that was acknowledged before the call
-        is durable, or with the error because of which this is not known."""
+        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
+        before this call is durable. Otherwise it is the error because of which that is unknown."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:

@@ -60,8 +60,8 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """The progress of a producer: all sequence ids up to `number`, and of the chunked message after that (`uuid`) the
-    chunks up to `chunk`."""
+    """The progress of a producer: it has sent all sequence ids up to `number`. Of the chunked message after that
+    (`uuid`), it has sent the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""

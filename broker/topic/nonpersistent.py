@@ -112,8 +112,8 @@ class RecentEntries:
         return self.message_index_at(self._shape.after(mark))
 
     def message_index_at(self, position: Position) -> int:
-        """Returns the index of the first message of the entry at `position`; that of the oldest entry in flight if the
-        entry was dropped."""
+        """Returns the index of the first message of the entry at `position`. If that entry was dropped, returns the
+        index of the oldest entry in memory."""
         found = self.read_cached(position, 1, 1)
         if found:
             return found[0].first_index
@@ -217,7 +217,7 @@ class NonPersistentLog:
         return True
 
     def begin_ledger(self) -> None:
-        """Does nothing: there is a ledger."""
+        """Does nothing, because the log always has its one ledger."""
 
     async def roll(self) -> None:
         """Does nothing: there is only one ledger."""
@@ -278,8 +278,8 @@ class NonPersistentPump(DeliveryPump):
         self._next_index = log.shape.end_index
 
     def continue_after(self, mark: Position, next_index: int) -> None:
-        """Continues after `mark`; everything up to it counts as acknowledged. `next_index`: the index of the message
-        after it."""
+        """Continues delivery after `mark`, and counts everything up to `mark` as acknowledged. `next_index`: the index
+        of the first message after `mark`."""
         self._of.cursor.seek(mark)
         self._of.dispatcher.seek()
         self._next_index = next_index

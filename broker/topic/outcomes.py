@@ -419,7 +419,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Stops writing. Waiting callers get NotOwner."""
+        """Stops writing. Callers that wait for a write get NotOwner."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -44,7 +44,7 @@ class PublishOutcomes(Protocol):
     """The port for the outcomes of a producer's entries. No method may wait or raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
-        """Called when the entry is a duplicate of a stored one, whose position is not known."""
+        """Called when the entry is a duplicate of a stored entry. The position of the stored entry is not known."""
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
@@ -329,7 +329,7 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer: its outlet gets `error`, and no entry gets an outcome any more."""
+        """Closes the producer and passes `error` to its outlet. Entries in flight get no outcome."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -406,7 +406,7 @@ class PublishGate:
         self._arm()
 
     def remove(self, step: Step) -> None:
-        """Removes `step` from the queue. Idempotent."""
+        """Removes `step` from the queue of publishes that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 

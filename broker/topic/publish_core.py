@@ -37,7 +37,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Returns why an entry of `size` bytes is refused before it is parsed; None if it is not refused."""
+    """Returns the reason why an entry of `size` bytes is refused before it is parsed, or None if it is accepted."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:

@@ -186,8 +186,8 @@ class DeletionTransactions:
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
-        """Aborts those of the transactions that are open, and waits until each has an outcome. Raises TransactionsOpen
-        if one is prepared by now: it is not aborted."""
+        """Aborts the open ones of these transactions, and waits until each has an outcome. Raises TransactionsOpen if
+        one was prepared in the meantime: a prepared transaction is not aborted."""
         self._refuse(await self._answers(txns, self._coordinators.abort_open))
 
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:

@@ -62,9 +62,9 @@ class SubscriptionRegistry:
         await self._make_lost_ones()
 
     async def _make_lost_ones(self) -> None:
-        """Creates anew each subscription that the topic's record names and that has no record of its own: it was lost,
-        not deleted. It begins at the oldest message, so that nothing is skipped or trimmed that it has not
-        acknowledged."""
+        """Creates each subscription again that the topic's record names but that has no record of its own: its record
+        was lost, not deleted. The subscription begins at the oldest message, so that no unacknowledged message is
+        skipped or trimmed."""
         if not self._topic.name.persistent:
             return
         named = self._topic.log.record.subscriptions

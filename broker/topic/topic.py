@@ -150,7 +150,7 @@ class Topic:
         return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies changed policies."""
+        """Applies changed policies to the topic and its subscriptions."""
         self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
@@ -320,8 +320,8 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unsubscribed_retention(self) -> Retention:
-        """Returns the retention for a topic without durable subscriptions; none if it has one, or is compacted, so that
-        its messages are kept for that."""
+        """Returns the retention of a topic without durable subscriptions. Returns no retention if the topic has one, or
+        is compacted: then the subscription or compaction keeps the messages."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
@@ -370,8 +370,8 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner if the topic has ended at this broker, because its state may be outdated, and a caller would
-        get no more of it."""
+        """Raises NotOwner if the topic has ended at this broker. Its state may then be outdated, and a caller would
+        receive no further messages from it."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             next_owner = {"owner": self.moves_to} if self.moves_to else {}
             raise NotOwner(

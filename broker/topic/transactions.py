@@ -310,9 +310,9 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions. Returns for each, once its end is durable here, None or an error: NotOwner if another
-        broker has the topic, or may have it (the coordinator then asks the owner); TimedOut if the end is not durable
-        within `timeout_s`. Idempotent."""
+        """Applies the outcomes of transactions at this topic. Returns one value for each, once it is durable here:
+        None, or an error. NotOwner: another broker owns the topic, or may own it; the coordinator then asks for the
+        owner. TimedOut: the outcome was not durable within `timeout_s`. Idempotent."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:

@@ -191,8 +191,8 @@ def _above(own: EntriesOfTxnProducer) -> BitMap64:
 
 
 class OpenTxnStats(NamedTuple):
-    """The statistics of an open transaction. `holds`: its first entry determines the last stable position, so that
-    consumers do not get the `waiting` messages after that."""
+    """The statistics of an open transaction. `holds`: whether its first entry determines the last stable position, so
+    that consumers do not receive the `waiting` messages after that position."""
 
     first: Position | None  # its first entry; None: it has none
     entries: int
@@ -353,8 +353,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Adds, in a replay, an entry after all that are known. It is hidden until the outcome of its transaction is
-        known."""
+        """Adds an entry during a replay. It must be after all known entries. The entry is hidden until the outcome of
+        its transaction is known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:

@@ -83,7 +83,7 @@ RECORD_BYTES_MAX = 4 << 20
 
 
 class TransactionEnds:
-    """Decides joins and ends."""
+    """Decides the requests to join a transaction, and the requests to commit, prepare or abort one."""
 
     def __init__(self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
@@ -237,7 +237,7 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 
 
 class SinkBatchCommits:
-    """Decides batches of sinks."""
+    """Decides the requests to commit batches of sinks, so that each numbered batch is committed once."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider, ends: TransactionEnds,
@@ -346,7 +346,7 @@ NOTES = 24
 
 
 class TransactionBegins:
-    """Decides begins, and forgets names and sinks that are idle."""
+    """Decides the requests to begin transactions. Discards the names and sinks that were idle for too long."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,

@@ -93,8 +93,8 @@ HANDED_MAX = 500
 
 
 class Coordinator:
-    """The core of one epoch of a coordinator. `state` is what was read from its ledger; from now on only this object
-    applies records to `state`."""
+    """The core of one epoch of a transaction coordinator. `state` is the state that was read from the coordinator's
+    ledger. From now on only this object applies records to `state`."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]

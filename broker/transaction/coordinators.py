@@ -289,7 +289,8 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def abandon_coordinators_taken_over(self) -> None:
-        """Drops, after a new metadata session, the coordinators that another broker took over meanwhile."""
+        """Called in a new metadata session: abandons the coordinators that another broker took over while there was no
+        session."""
         for running in list(self._loaded.values()):
             if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))

@@ -426,7 +426,7 @@ class HalfMessages:
         self._ask(key, now)
 
     def remove_member(self, member: object, now: float) -> None:
-        """Removes a member that has disconnected; the halves that it was asked about wait for a check again."""
+        """Removes a member that has disconnected. The half messages about which it was asked wait for another check."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -550,8 +550,8 @@ class HalfMessages:
             self._resolved(half, now)
 
     def remove_half(self, number: int, how: str, now: float) -> None:
-        """Removes a half whose outcome `how`, "committed" or "rolled_back", is durable, and answers who waits for
-        it."""
+        """Removes a half message whose outcome `how` ("committed" or "rolled_back") is durable, and answers the
+        requests that wait for the outcome."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.group_key].halves -= 1
@@ -641,7 +641,8 @@ class HalfMessages:
 
     @property
     def publishing_txns(self) -> set[int]:
-        """The ids of transactions that publish a half now: they end with this epoch."""
+        """Returns the ids of the transactions in which half messages are being published. They end when this epoch
+        ends."""
         return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
 
     # ------------------------------------------------------------------ views
@@ -650,8 +651,8 @@ class HalfMessages:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """Returns up to `limit` half messages, the oldest first: only `half` if it is given, else those of `group`; of
-        all groups if it is empty."""
+        """Returns up to `limit` half messages, the oldest first. `half`: only this half message. Else `group`: only
+        those of this group; empty: of all groups."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

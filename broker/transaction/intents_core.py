@@ -45,7 +45,7 @@ class AbortReason(enum.Enum):
 
 # ---------------------------------------------------------------------------------- intents
 class Begin(msgspec.Struct, frozen=True):
-    """Begins transactions."""
+    """Intent: begin `count` transactions."""
 
     request: object
     owner: str
@@ -59,8 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Makes `topic` a participant; with an empty `topic`, only begins the timeout of the transaction. `owner`: the role
-    that writes in the transaction at the topic; None: the topic itself asks."""
+    """Intent: make `topic` a participant of the transaction. With an empty `topic`, only start the timeout of the
+    transaction. `owner`: the role that writes in the transaction at the topic; None: the topic itself asks."""
 
     request: object
     txn: int
@@ -69,7 +69,7 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Ends a transaction: commit, abort or prepare."""
+    """Intent: end a transaction, by commit, abort or prepare."""
 
     request: object
     txn: int
@@ -101,7 +101,7 @@ class GetStatus(msgspec.Struct, frozen=True):
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
-    """Aborts a transaction for an administrator."""
+    """Intent: abort a transaction on behalf of an administrator."""
 
     request: object
     txn: int
@@ -116,7 +116,7 @@ class AbortOpen(msgspec.Struct, frozen=True):
 
 
 class RemoveParticipant(msgspec.Struct, frozen=True):
-    """Removes a participant that cannot store the outcome, so that the transaction no longer waits for it."""
+    """Intent: remove a participant that cannot store the outcome, so that the transaction no longer waits for it."""
 
     request: object
     txn: int
@@ -142,7 +142,7 @@ class HalfChange(enum.IntEnum):
 
 
 class PrepareHalf(msgspec.Struct, frozen=True):
-    """Stores a half message."""
+    """Intent: store a half message."""
 
     request: object
     half: int

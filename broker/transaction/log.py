@@ -101,7 +101,7 @@ def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
 
 
 def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
-    """Returns the entries of a snapshot with these records, with which a ledger begins."""
+    """Encodes these records as the entries of a snapshot. A ledger of a coordinator begins with a snapshot."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
     return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]

@@ -177,8 +177,8 @@ class SettlementTargets(Protocol):
     """The topics of the cluster, at whichever broker they are loaded."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Sends the settlements to the topic; returns for each None if the topic has stored it, or is certainly gone,
-        else its error. If this raises, all of them failed."""
+        """Sends settlements to the topic. Returns one value for each: None if the topic has stored it or was certainly
+        deleted, else the error. If this method raises, all of the settlements failed."""
 
 
 class _Waiting(NamedTuple):

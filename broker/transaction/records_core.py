@@ -47,7 +47,7 @@ class ParticipantByTopicIndex(NamedTuple):
 
 
 class SinkTag(msgspec.Struct, frozen=True, array_like=True):
-    """The tag of a transaction of a sink: an attempt at one batch of one query."""
+    """Identifies a transaction of a sink: one attempt (`run`) to write one batch of one query."""
 
     sink_id: str
     query_id: str
@@ -85,7 +85,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Committed(Record, frozen=True, array_like=True, tag=1):
-    """Commits transactions, together."""
+    """Record: these transactions are committed, all of them or none."""
 
     txns: list[tuple[int, list[ParticipantByTopicIndex]]]
     topics: list[str]
@@ -104,7 +104,7 @@ class Prepared(Record, frozen=True, array_like=True, tag=2):
 
 
 class Aborted(Record, frozen=True, array_like=True, tag=3):
-    """Aborts a prepared transaction."""
+    """Record: a prepared transaction is aborted."""
 
     txn: int
     topics: list[str]
@@ -112,13 +112,13 @@ class Aborted(Record, frozen=True, array_like=True, tag=3):
 
 
 class Done(Record, frozen=True, array_like=True, tag=4):
-    """Records that every participant has stored the outcomes."""
+    """Record: every participant of these transactions has stored the outcome."""
 
     txns: list[int]
 
 
 class Detached(Record, frozen=True, array_like=True, tag=5):
-    """Records that an administrator removed a participant."""
+    """Record: an administrator removed a participant of an ended transaction."""
 
     txn: int
     topic: str
@@ -147,7 +147,7 @@ class OutcomesDiscarded(Record, frozen=True, array_like=True, tag=8):
 
 
 class HandedOverTransaction(NamedTuple):
-    """An open transaction, with the topics that joined it."""
+    """An open transaction that one epoch hands to the next, with the topics that joined it."""
 
     txn: int
     owned: TransactionOwner
@@ -155,7 +155,7 @@ class HandedOverTransaction(NamedTuple):
 
 
 class HandedOverIdLease(NamedTuple):
-    """Ids that were given to a client and not used yet."""
+    """Transaction ids that one epoch leased to a client, and that the client has not used yet."""
 
     txns: list[int]
     owned: TransactionOwner
@@ -178,7 +178,7 @@ class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
 
 
 class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
-    """In a snapshot: the largest number that a holder of a name was given."""
+    """In a snapshot: the largest number that any holder of a name has got so far."""
 
     holders: int
 
@@ -197,7 +197,7 @@ class HalfMessage(NamedTuple):
 
 
 class HalfStored(Record, frozen=True, array_like=True, tag=13):
-    """Stores a half message."""
+    """Record: a half message is stored, with its current age and state."""
 
     half: int
     owner: str  # role that prepared it
@@ -220,7 +220,7 @@ class HalfAgeRecorded(Record, frozen=True, array_like=True, tag=14):
 
 
 class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
-    """Rolls a half message back."""
+    """Record: a half message is rolled back."""
 
     half: int
 

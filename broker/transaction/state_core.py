@@ -169,7 +169,7 @@ Ids = dict[int, BitMap]
 
 
 class ValuesByRoleAndName(Generic[Value]):
-    """Values by role and name."""
+    """A map with the role and the name as its key. It also counts the names of each role."""
 
     __slots__ = ("_counts", "_values")
 
@@ -215,8 +215,8 @@ class ValuesByRoleAndName(Generic[Value]):
 
 
 class CommittedIds:
-    """The ids of committed transactions whose outcomes are not discarded, as bitmaps: of no role, of any role, and per
-    role."""
+    """The ids of the committed transactions whose outcomes are not discarded yet. They are stored as bitmaps: one for
+    transactions without a role, one for those of all roles together, and one for each role."""
 
     __slots__ = ("_free", "_of", "_owned")
 

@@ -176,7 +176,7 @@ class TransactionTable:
             raise self.make_unknown_id_error(txn)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Returns the role that began the transaction; None if the id is in no table, so that the role is not known."""
+        """Returns the role that began the transaction, or None if no table has the transaction id."""
         found = self.unused.get(txn) or self.live.get(txn) or self.ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner

@@ -65,7 +65,7 @@ SYNCS = 20
 
 @dataclass
 class ClusterFacts:
-    """What the checks look at: plain records, so that a test can write them down."""
+    """The input of the checks. It consists of plain records, so that a test can write it down."""
 
     now_ms: int
     brokers: Sequence[Row] = ()  # as of `status`

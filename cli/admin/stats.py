@@ -120,7 +120,7 @@ def _either(known: Any, other: Any) -> Any:
 
 
 def _earlier(known: int, other: int) -> int:
-    """Returns the earlier of two times; 0 stands for a time that is not known."""
+    """Returns the earlier of two times. 0 is a time that is not known."""
     return min(known, other) if known and other else known or other
 
 

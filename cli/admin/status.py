@@ -130,7 +130,8 @@ def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[s
 
 
 def repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
-    """Returns what a bookie says of repair; None if none does, or the metadata is away, of which it would ask."""
+    """Returns the repair state that a bookie reports. Returns None if no bookie reports one, or the metadata, which
+    bookies read for it, does not answer."""
     from ...proto.errors import MagnetarError
     from ..storage.ledgers import ask_any_bookie
 

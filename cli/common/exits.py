@@ -80,7 +80,7 @@ def _outcome(command: click.Command) -> int:
 
 
 def _complete(command: click.Command) -> int:
-    """Answers a shell that completes a line. Whatever fails, the person who types sees nothing of it."""
+    """Completes a command line for a shell. If this fails, prints nothing, because the user is still typing."""
     import contextlib
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(Exception):

@@ -151,7 +151,7 @@ class CommandOutput:
             print(text)
 
     def print_document(self, value: Value) -> None:
-        """Prints a value that is all of the output. `name` has its names (`names_in`)."""
+        """Prints a value that is the whole output of the command. `name` contains its names (`names_in`)."""
         match self.kind:
             case "name":
                 for name in names_in(value):
@@ -166,7 +166,7 @@ class CommandOutput:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def print_item(self, value: Value) -> None:
-        """Prints one of a stream of values at once: a line of JSON, an item of a list in YAML."""
+        """Prints one value of a stream at once: as a line of JSON, or as an item of a YAML list."""
         match self.kind:
             case "name":
                 self.print_document(value)

@@ -267,7 +267,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completed(names: Names) -> Complete:
-    """Makes the completion of a parameter: the names that begin with what is typed, or none if it fails."""
+    """Returns the completion function of a parameter. It returns the names that begin with the typed text, or no names
+    if it fails."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         try:
@@ -298,8 +299,8 @@ PLACE = "magnetar.place"
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks the user before data are deleted for good. A no ends the command with code 130; without a terminal raises
-    UsageError (code 2). `yes`: does not ask."""
+    """Asks the user for confirmation before data is deleted for good. The answer no ends the command with code 130.
+    Without a terminal, raises UsageError (code 2). `yes`: skips the question."""
     if yes:
         return
     current = click.get_current_context(silent=True)

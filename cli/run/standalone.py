@@ -238,7 +238,8 @@ async def _serve(world: World, given: StandaloneOptions) -> None:
 
 
 def _protocol_endpoint(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
-    """Returns where a protocol is served. None if its default port is taken; then prints this."""
+    """Returns the endpoint at which a protocol is served. If its default port is in use, prints that and returns
+    None."""
     from ...runtime.network import Endpoint
 
     if wanted is not None or port is not None:

@@ -189,7 +189,8 @@ class Operator(NamedTuple):
 
 
 def with_operator(function: Callable[..., None], *watched: str) -> Callable[..., None]:
-    """Decorates a command that asks bookies: as `with_session`, and adds --security and --metadata."""
+    """Decorates a command that sends requests to bookies. Does the same as `with_session`, and adds the options
+    --security and --metadata."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:

@@ -184,8 +184,8 @@ def count_processes(folder: Path, wanted: int | None) -> int:
 
 
 def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs several bookies in a process each, which together hold the folder's lock. Copies of a ledger go to distinct
-    racks first; so where no rack is given, the bookies of this machine get a common rack of their own."""
+    """Runs several bookies, each in its own process; together they hold the folder's lock. Copies of a ledger are
+    placed in distinct racks first. So if no rack is given, all bookies of this machine get the same generated rack."""
     processes.check_fork()
     held = processes.lock_folder(str(given.folder))
     ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]

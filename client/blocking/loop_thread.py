@@ -313,8 +313,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
 
 
 def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
-    """Starts to close `inner`, without waiting; from any thread, also from the loop's own (the garbage collector may
-    run there)."""
+    """Starts to close `inner` without waiting. May be called from any thread, also from the thread of the event loop,
+    where the garbage collector may run."""
     if epoch == EPOCH[0]:
         thread.start_soon(_close_quietly(inner))
 

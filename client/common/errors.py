@@ -180,7 +180,7 @@ class InvalidConfiguration(PulsarException, ValueError, TypeError):
 
 
 class Timeout(PulsarException, TimeoutError):
-    """No answer in time. The outcome is unknown: a message may be stored."""
+    """Raised when no answer arrived in time. The outcome is unknown: a message may be stored."""
 
 
 class LookupError(PulsarException):

@@ -178,7 +178,7 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def ignore_error(_error: Exception) -> None:
-    """Does nothing with the error: it is logged already, and no caller waits for it."""
+    """Ignores the error, which was logged before and for which no caller waits."""
 
 
 # ------------------------------------------------------------------------------------------------------- reports

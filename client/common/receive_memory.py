@@ -103,7 +103,7 @@ NEW_WEIGHT = 1 / 4
 
 
 class ReceiveMemory:
-    """The memory that the receiver queues of one client share."""
+    """The memory limit that the receiver queues of all consumers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
@@ -135,7 +135,7 @@ class MemoryClaim:
         self.resize_queue(queue_size)
 
     def resize_queue(self, queue_size: int) -> None:
-        """Changes the claim to that for a receiver queue of `queue_size` messages."""
+        """Changes the claimed memory to the memory that a receiver queue of `queue_size` messages needs."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted

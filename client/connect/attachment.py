@@ -206,7 +206,7 @@ class Attachment:
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
     def send_last_frame(self) -> None:
-        """Tells the broker that it has closed the owner: what was sent before is all."""
+        """Tells the broker that this producer or consumer was closed: the frames sent before are the last ones."""
         self.send(close=CLOSE)
 
     # ------------------------------------------------------------------------------ without it

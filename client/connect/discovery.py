@@ -253,14 +253,15 @@ class SilentBrokers:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:
-        """Returns one address of each broker other than `endpoint`, silent ones last."""
+        """Returns one address of each broker other than the one at `endpoint`. Brokers that did not answer lately come
+        last."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
     async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Returns those of `topics` that the broker at `endpoint` does not own any more, according to the other
-        brokers."""
+        """Asks the other brokers, and returns the topics among `topics` that the broker at `endpoint` no longer
+        owns."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):

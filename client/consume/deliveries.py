@@ -489,8 +489,8 @@ ACK_BYTES = 128 << 10
 
 
 def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """Yields the client's frames that an effect becomes. `durable` (not a reader) and `inclusive` decide how a seek is
-    sent."""
+    """Yields the client frames that carry out an effect. `durable` (False for a reader) and `inclusive` decide how a
+    seek is encoded."""
     match effect:
         case GrantPermits(messages):
             yield {"permits": messages}

@@ -94,7 +94,7 @@ class PartitionConsumers:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def find_by_message(self, message: Message) -> PartitionConsumer | None:
-        """Returns the PartitionConsumer through which the message came; None if it was removed."""
+        """Returns the PartitionConsumer that received the message, or None if it was removed."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None

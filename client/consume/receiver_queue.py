@@ -456,7 +456,7 @@ class ConsumerRequests:
         return answer
 
     def register_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Registers `told`, to be called with the outcome of a request that the caller sends itself."""
+        """Registers `told`, which is called with the outcome of a request that the caller itself sends."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:

@@ -255,8 +255,8 @@ class Batcher:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
     def _find_fitting_batch(self, message: OutgoingMessage, sequence_id: int) -> OutgoingBatch | None:
-        """Returns the open batch for the message; None if there is none. A batch whose ids would then span the last id
-        that the broker knows is closed first, and None is returned."""
+        """Returns the open batch to which the message may be added, or None if there is none. If the ids of the batch
+        would then span the last id that the broker knows, closes the batch first and returns None."""
         batch = self._open_batch_of(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named

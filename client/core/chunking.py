@@ -298,7 +298,8 @@ class ChunkAssembler:
         return not self.incomplete or (len(self.incomplete) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _choose_evicted(self, newcomer: str) -> str | None:
-        """Returns the uuid of the incomplete message that makes room for `newcomer`; None if none does."""
+        """Returns the uuid of the incomplete message that is dropped to make room for `newcomer`. Returns None if no
+        message may be dropped for it."""
         if self.auto_ack:
             return next(iter(self.incomplete))
         times = self._made_room.get
@@ -464,8 +465,9 @@ def encode_entries(
     batch: OutgoingBatch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Returns the encoded entries of a batch, each at most `bytes_max` bytes: several chunks only if `chunks_of`, the
-    uuid of the message, is given. An error is returned, not raised: MessageTooLarge, CryptoError or InvalidContent."""
+    """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several chunks only if
+    `chunks_of`, the uuid of the message, is given. Does not raise MessageTooLarge, CryptoError or InvalidContent:
+    returns the error instead."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:

@@ -65,8 +65,8 @@ class ProducerOptions(NamedTuple):
 
 
 class AddResult(Enum):
-    """Why a message is refused; or WAKE: it is added, and the driver must call `turn` soon. In place of one of these,
-    None: it is added and waits with others."""
+    """The result of adding a message: the reason why it is refused, or WAKE: the message was added, and the driver must
+    call `publish_ready` soon. None instead: the message was added and waits with others."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -84,8 +84,8 @@ class Publish(NamedTuple):
 
 
 class ReportOutcome(NamedTuple):
-    """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: it is
-    stored, but where is not known."""
+    """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: the batch is
+    stored, but its position is not known."""
 
     batch: OutgoingBatch
     error: MagnetarError | None

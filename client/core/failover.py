@@ -111,9 +111,9 @@ class PartitionsRoutingMode(ClientEnum):
 
 
 class PartitionRouter:
-    """Chooses the partition of each message of one producer. `window_s`, `messages_max` and `bytes_max` are those of
-    batching: in RoundRobin a partition is kept for one such window. With `window_s` 0 the partition changes with each
-    message."""
+    """Chooses the partition of each message of one producer. `window_s`, `messages_max` and `bytes_max` are the limits
+    of a batch. With RoundRobin the messages within one such limit go to the same partition. With `window_s` 0 the
+    partition changes with each message."""
 
     def __init__(
         self, partitions: int, mode: PartitionsRoutingMode, rng: RandomSource, *,

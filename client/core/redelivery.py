@@ -150,7 +150,7 @@ class NackTracker:
             self._buckets.clear()
 
     def next_due_ms(self) -> int | None:
-        """Returns the time at which the next entry is due; None: none is tracked."""
+        """Returns the time at which the next entry is due, or None if no entry is tracked."""
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
@@ -206,7 +206,7 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
-    """Acknowledgements that are sent together."""
+    """The acknowledgements that one request sends."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
@@ -336,7 +336,7 @@ class ReceivePermits:
             self._block = max(1, self._size // 4)
 
     def count_received(self, messages: int) -> None:
-        """Counts messages whose permits the broker charged."""
+        """Counts received messages: the broker has used one permit for each."""
         with self._lock:
             self.at_broker -= messages
             self.queued += messages
@@ -355,7 +355,8 @@ class ReceivePermits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Returns the number of permits to grant the broker now, and counts them as granted; 0: none yet."""
+        """Returns the number of permits to grant to the broker now, and counts them as granted. Returns 0 if it is too
+        early to grant more."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted

@@ -101,7 +101,7 @@ class EndTransaction(NamedTuple):
 
 
 class ReportOperationsDone(NamedTuple):
-    """Effect: report that every operation has its outcome, so that the waiting commit goes on."""
+    """Effect: report that every operation has an outcome, so that the waiting commit continues."""
 
 
 class ReportEnd(NamedTuple):

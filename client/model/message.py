@@ -175,8 +175,8 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """Returns the schema with which the message was written; None if the message names none: the consumer's own
-        schema is used then. Raises InvalidMessage."""
+        """Returns the schema with which the message was written. Returns None if the message names no schema; it is
+        then decoded with the consumer's own schema. Raises InvalidMessage."""
         writers = self._decoded_by()
         return None if writers is None else writers.get_schema(self.writer_version)
 

@@ -355,15 +355,16 @@ class ProcessSpans:
                 self._end(key, CUMULATIVE)
 
     def settle_redelivered(self, entries: EntrySets | None) -> None:
-        """Ends the spans of entries that the broker is asked to deliver again; None: of all. It is asked for some
-        because they are not acknowledged in time, or another message of their batch was given back."""
+        """Ends the spans of the entries whose redelivery is requested; None: of all entries. Redelivery is requested
+        because an entry was not acknowledged in time, or because another message of its batch was negatively
+        acknowledged."""
         how = "" if entries is None else TIMEOUT if self._times_out else NEGATIVE
         for key in list(self._open):
             if entries is None or (key[0] in entries and key[1] in entries[key[0]]):
                 self._end(key, how)
 
     def settle_all(self) -> None:
-        """Ends all spans: what the program has cannot be settled any more."""
+        """Ends all spans, because the messages that the program has can no longer be acknowledged."""
         for key in list(self._open):
             self._end(key)
 

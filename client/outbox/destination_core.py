@@ -257,7 +257,8 @@ class AtomicUnits:
 
     @property
     def may_claim(self) -> bool:
-        """Whether more rows may be claimed: there is room, and no waiting unit may be stored already."""
+        """Returns True if more rows may be claimed: there is room for them, and no waiting unit may be stored
+        already."""
         return self.row_count < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
     def may_be_stored(self, unit: Unit) -> bool:

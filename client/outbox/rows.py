@@ -30,7 +30,7 @@ _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """The state of a row: what it waits for."""
+    """The state of a row of an outbox: the event that the row waits for."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome

@@ -307,8 +307,8 @@ class _TransactionOutcome(NamedTuple):
 
 
 def _worst(failed: Sequence[_TransactionOutcome]) -> _TransactionOutcome:
-    """Returns the outcome of a cluster transaction that failed: that of the destinations that were put off, if any;
-    else that of the refused row."""
+    """Returns the outcome of a cluster transaction that failed. If some destinations must be retried, the outcome names
+    all of them. Otherwise it is the outcome of the refused row."""
     off = [each for each in failed if each.outcome is not RowsOutcome.ROW_REFUSED]
     if not off:
         return failed[0]

@@ -400,7 +400,7 @@ class RelayStore:
 
     # ------------------------------------------------------------------------------ questions
     def topics(self) -> list[str]:
-        """Returns the topics of rows that wait or were refused. It reads one index entry for each topic."""
+        """Returns the topics that have rows which wait or were refused. Reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
         with translate_errors(), self._engine.connect() as connection:

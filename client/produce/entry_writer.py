@@ -96,7 +96,7 @@ class EntryWriter:
             raise self._error
 
     async def drain(self) -> None:
-        """Returns when all sent entries are stored. Raises the error with which the writer ended."""
+        """Waits until all sent entries are stored. Raises the error if the writer ended with one."""
         while self._sent and self._error is None:
             await self._wait()
         if self._error is not None:

@@ -53,7 +53,7 @@ class HalfEnder(Protocol):
 
 
 class HalfPreparer(Protocol):
-    """Prepares half messages for producers."""
+    """Stores half messages at a coordinator, for producers."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float

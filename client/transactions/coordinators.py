@@ -306,8 +306,8 @@ class Coordinators:
             raise
 
     def discard(self, coordinator: int) -> None:
-        """Drops what is known of a coordinator that moved or lost transactions: it is looked up again, and its leased
-        ids are not used."""
+        """Discards the cached address and the leased ids of a coordinator that moved or lost transactions. The next use
+        looks the coordinator up again."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
             each.discard(coordinator)
@@ -318,7 +318,7 @@ class Coordinators:
 
 
 class EndQueue:
-    """The ends that wait for one coordinator, and the requests in flight to it."""
+    """The requests to end transactions that wait for one coordinator, and the requests in flight to it."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -431,8 +431,8 @@ BATCH = instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """The outcome of `commit_batch`. COMMITTED: the rows count now; ALREADY: those of an earlier attempt count
-    already."""
+    """The outcome of `commit_batch`. COMMITTED: this attempt was committed. ALREADY: an earlier attempt was committed,
+    and its rows count."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
@@ -479,7 +479,7 @@ async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[
 
 
 async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
-    """Returns the status of a sink; None: nothing was committed to it."""
+    """Returns the status of a sink, or None if no batch was committed to it."""
     number = coordinator_of(sink_id, await coordinators.count())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
@@ -487,8 +487,8 @@ async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | 
 
 
 async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
-    """Ends a transaction that another program may have prepared. An open one can only be aborted, because only its own
-    client knows what is stored of it."""
+    """Ends a transaction that another program may have prepared. A transaction that is not prepared can only be
+    aborted, because only its own client knows which of its messages are stored."""
     state, error = await coordinators.status(txn)
     if error is not None:
         raise translate_error(error) from error

@@ -117,7 +117,8 @@ class FunctionResult(NamedTuple):
 
 
 class FunctionFailed(Exception):
-    """The program's function raised an error, which is `__cause__`, and `process` must raise it."""
+    """Raised inside `process` when the program's function raised an error (`__cause__`), which `process` must then
+    raise."""
 
 
 Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
@@ -238,7 +239,7 @@ class TransactionBatch:
 
 
 class ProcessLoop:
-    """One call of `process`."""
+    """The loop of one call of `process`: receives, calls the function, and commits."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
         options.check()

@@ -237,9 +237,8 @@ class _ClientStream(GrpcStream):
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
-    """Returns the error that senders get after the stream broke with `error`: it is unknown whether what they sent was
-    handled.
-    """
+    """Returns the error that the senders of a stream get after the stream broke with `error`. It says that the outcome
+    of what they sent is unknown."""
     return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
@@ -321,7 +320,7 @@ class _ClientConnection(Http2Connection[_Head]):
             self.loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
 
     def drain(self) -> None:
-        """Accepts no more calls, and closes after the last of those that are open."""
+        """Accepts no further calls, and closes the connection after the last open call has ended."""
         self.is_draining = True
         if not self.streams and not self._waiting:
             self.close(ConnectionLost("the connection is not used any more"))
@@ -374,7 +373,7 @@ class GrpcChannel:
                 old.drain()
 
     def _opened(self) -> _ClientConnection | None:
-        """Returns the connection if there is one that accepts calls; else None."""
+        """Returns the connection if it is open and accepts calls, else None."""
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
 

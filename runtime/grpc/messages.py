@@ -67,7 +67,7 @@ class MessageStream(Http2Stream):
 
     @property
     def has_partial_message(self) -> bool:
-        """Returns whether a message has arrived only in part."""
+        """Returns True if a message has arrived only in part."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def on_data(self, data: memoryview) -> int:

@@ -121,7 +121,7 @@ async def serve(
 
 # ---------------------------------------------------------------------------------- a request's head
 class _Head(NamedTuple):
-    """The content of a header block of a call."""
+    """The parsed headers of a call: its path, its credentials, and how its body is encoded."""
 
     path: str
     authorization: tuple[str, ...]

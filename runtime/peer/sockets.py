@@ -79,7 +79,7 @@ class ZapHandler:
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Removes the gate of a server; returns whether it was the last one."""
+        """Removes the gate of a server. Returns True if no gate is left."""
         del self._gates[domain]
         return not self._gates
 
@@ -155,7 +155,7 @@ _HANDSHAKE_MS = 3_000
 
 
 def zmq_address(endpoint: Endpoint) -> str:
-    """Returns the endpoint as ZeroMQ's text."""
+    """Returns the endpoint as an address in ZeroMQ's syntax."""
     return f"tcp://{endpoint}"
 
 
@@ -176,7 +176,7 @@ not closed."""
 
 
 class Context:
-    """The ZeroMQ context of a world, made with the first socket and ended with the last."""
+    """The ZeroMQ context of a world. It is created with the first socket, and ends with the last one."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -341,7 +341,8 @@ class LoopSocket:
             self.recheck()
 
     def receive(self) -> tuple[bytes, Envelope | WrongMagic] | None:
-        """Returns the next message as (routing id, envelope), None if there is none now. Malformed ones are dropped."""
+        """Returns the next message as (routing id, envelope), or None if no message has arrived. Drops malformed
+        messages."""
         zmq = self._zmq
         socket = self.socket
         most = self.dropped + MALFORMED_AT_ONCE

@@ -500,6 +500,6 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """Loads the modules at once, so that a module that is imported already does not change the trace."""
+        """Loads the modules in this call. So the trace is the same whether or not a module was imported before."""
         for each in modules:
             import_module(each)

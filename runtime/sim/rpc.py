@@ -225,9 +225,8 @@ class SimServing:
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more calls. Running ones may go on for `grace_s`; then their connections break and they are
-        cancelled.
-        """
+        """Accepts no further calls. Running calls may continue for `grace_s`; then their connections break and they are
+        cancelled."""
         if self.closed:
             return
         self.closed = True

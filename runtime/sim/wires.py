@@ -90,7 +90,8 @@ class ConnectionEnd:
             self._wires._send(self, message, what, droppable)
 
     def close(self) -> None:
-        """Closes in order: the other end gets what was sent before; then its `lost` is called."""
+        """Closes the connection in order: the other end receives everything that was sent before, and then its `lost`
+        is called."""
         if self.open:
             self.open = False
             self._wires._remove_end(self)

@@ -974,9 +974,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_lost(error)
 
     def check(self) -> None:
-        """Checks that the windows are conserved: each is the sum of what the other end may send, what arrived and is
-        not credited, and what is left of the current frame.
-        """
+        """Checks that flow-control windows are conserved: each window is the sum of three amounts. These are the bytes
+        that the other end may still send, the bytes that arrived without being credited, and the rest of the current
+        frame."""
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream

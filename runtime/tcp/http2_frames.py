@@ -521,7 +521,8 @@ class HeaderDecoder(Generic[T]):
 
 
 class HeaderBlocks:
-    """Assembles the header blocks of a connection: at most one at a time, from one frame or several."""
+    """Assembles the header blocks of a connection. A block consists of one or more frames; only one block may be
+    incomplete at a time."""
 
     __slots__ = ("_continuations", "_patience", "continued")
 

@@ -237,7 +237,8 @@ class TcpServing:
                     del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more connections. Open ones may go on for `grace_s`, then they are closed. Idempotent."""
+        """Accepts no further connections. Open connections may continue for `grace_s`; then they are closed.
+        Idempotent."""
         self._server.close()
         await self._handlers.close(grace_s)
 

@@ -402,7 +402,8 @@ class EntryLogRepairAtStart:
         self._losses.write()
 
     def _on_missing_log(self, number: int) -> None:
-        """Handles a log that does not exist, whose index says what it held."""
+        """Handles a log file that does not exist although its index file does. The index says which entries the log
+        had."""
         before = len(self.facts)
         try:
             read_or_damaged(self._index(number), lambda: self._quarantine(number))

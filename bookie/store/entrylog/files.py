@@ -159,7 +159,7 @@ def remove_log_files(files: Files, directory: str, number: int) -> None:
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """Removes the log, without a sync, but not its index, which says which entries it contained."""
+    """Removes the file of a log, without a sync. Keeps its index file, which says which entries the log contained."""
     _remove(files, join_path(directory, log_name(number)))
 
 

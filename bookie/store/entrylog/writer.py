@@ -219,7 +219,7 @@ class LogWriter:
         return self._written
 
     def on_committed(self) -> None:
-        """Called when the mark names the ends of what was written: the next append goes after them."""
+        """Called when the mark contains the ends of the written data. The next append goes after these ends."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open

@@ -376,7 +376,7 @@ class Journal:
                     done(confirmed)
 
     def _send(self, block: WriteBlock[JournalRecordGroup]) -> None:
-        """Gives the block to its worker."""
+        """Passes the block to the worker thread that writes it."""
         segment = self._segment
         assert segment is not None
         now = self._clock.monotonic()

@@ -216,7 +216,8 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ spares
     def start_making_spare(self) -> None:
-        """Starts to make a spare in the background, unless there is one or one is being made."""
+        """Starts to make a spare journal file in the background. Does nothing if there is a spare, or one is being
+        made."""
         if not self.spares and self._filling is None:
             filling = disk.run_or_die(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")

@@ -164,15 +164,15 @@ SECONDS_MAX = 100 * 365 * 86_400
 
 
 class PageAction(NamedTuple):
-    """A change of a backlog: skip all of it; expire what is older than `value` seconds; reset to `value` milliseconds
-    since the epoch."""
+    """A change of a subscription's backlog that the page offers: skip all of it, expire the messages older than `value`
+    seconds, or reset to `value` milliseconds since the epoch."""
 
     act: str
     value: int
 
 
 def parse_action(form: Mapping[str, str]) -> PageAction:
-    """Returns what a form asks for. Raises BadRequest."""
+    """Parses the form of a change of a backlog. Raises BadRequest if a field is missing or invalid."""
     act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
     if act == "skip":
         return PageAction(act, 0)

@@ -85,7 +85,7 @@ def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def json_text(text: str) -> str:
-    """Returns a JSON document in lines of its own. Raises ValueError if it is none."""
+    """Returns a JSON document, indented over several lines. Raises ValueError if the text is not JSON."""
     try:
         return msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -123,7 +123,7 @@ def shade(bucket: CursorBucket) -> float:
 
 
 def steps(path: str) -> list[tuple[str, str]]:
-    """Returns each name of a path of the metadata, with the path up to it."""
+    """Splits a path of the metadata. Returns each name in it with the path up to that name."""
     names = path.strip("/").split("/") if path.strip("/") else []
     return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
 

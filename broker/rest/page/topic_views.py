@@ -70,7 +70,8 @@ class SubscriptionView:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """A ledger, its copies, and what keeps it; None: it was trimmed meanwhile."""
+    """A ledger, its copies, and the reason why it is kept. None instead of the reason: the ledger was trimmed in the
+    meantime."""
 
     copies: LedgerCopies
     kept: KeptLedger | None
@@ -105,7 +106,8 @@ class LedgersView:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it is stored. `way`: how `payload` shows it; `cut`: there is more of it."""
+    """A stored message for the page. `way`: the format in which `payload` is shown. `cut`: whether only a part of the
+    payload is shown."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int

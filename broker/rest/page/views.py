@@ -81,7 +81,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """All brokers; `silent` did not answer."""
+    """All brokers of the cluster. `silent`: those that did not answer."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -105,7 +105,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The caller, and who else is connected to the broker that serves the page."""
+    """The caller of the page, and the other callers that are connected to the same broker."""
 
     caller: str
     method: str
@@ -115,7 +115,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of the broker that was asked, and what it is for."""
+    """A setting of the broker that serves the page, with its description."""
 
     setting: BrokerSetting
     default: str
@@ -228,7 +228,8 @@ async def security(call: RestRequest) -> Security:
 
 
 class View(NamedTuple):
-    """A view: its function, its template, its title, and whether it is renewed while it is open."""
+    """A view of the page: its function, its template, its title, and whether the browser reloads it while it is
+    open."""
 
     run: Callable[[RestRequest], Awaitable[object]]
     template: str

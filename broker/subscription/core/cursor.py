@@ -80,14 +80,14 @@ class AckHoles:
         return holes
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Drops the bitmap of a ledger."""
+        """Removes the holes of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
     def drop_up_to(self, mark: Position) -> None:
-        """Drops the holes up to and with `mark`."""
+        """Removes the holes up to and including `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop_ledger(id_)
@@ -112,7 +112,8 @@ class AckHoles:
         return sum(self._sizes.values())
 
     def check(self, mark: Position, following: Position) -> None:
-        """Checks that no hole is at or before the mark, none touches it, and no empty bitmap is kept."""
+        """Checks three invariants: every hole is after the mark, no hole begins directly after the mark, and no stored
+        bitmap is empty."""
         holes = self._acked.get(following[0])
         assert holes is None or following[1] < 0 or following[1] not in holes, "the mark could advance and did not"
         for ledger_id, holes in self._acked.items():
@@ -371,10 +372,9 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def durable_trim_mark(self) -> Position:
-        """Returns the position up to which nothing is needed any more, neither now nor after a crash: ledgers up to it
-        may be trimmed.
-
-        The persisted mark lags the mark; after a seek backwards it is ahead of it until the next write."""
+        """Returns the position up to which the subscription needs no entry, neither now nor after a crash. Ledgers up
+        to it may be trimmed. This is the smaller of the mark and the persisted mark: the persisted mark lags the mark,
+        but after a seek backwards it is ahead of the mark until the next write."""
         return min(self.mark, self.persisted_mark)
 
     @property
@@ -411,8 +411,9 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if the entry is not dispatched now: it, or each of its messages, is acknowledged, or is
-        acknowledged in a transaction that is open (pending); an abort gives that one back."""
+        """Returns True if the entry must not be dispatched now. That is so if the entry, or each of its messages, is
+        acknowledged, or is acknowledged in an open transaction (pending). If that transaction is aborted, the entry can
+        be dispatched again."""
         if self.is_acked(position):
             return True
         pending = self.pending
@@ -437,8 +438,8 @@ class Cursor:
         return partial.size if partial is not None else 0
 
     def batch_size_of(self, position: Position, shown: int) -> int:
-        """Returns the number of messages of a batch; 0 if it is not known. `shown`: how many of its messages were
-        delivered to the consumer at which it is outstanding; 0 if there is none."""
+        """Returns the number of messages of a batch, or 0 if it is not known. `shown`: the number of its messages that
+        were delivered to the consumer at which the batch is outstanding; 0: it is not outstanding."""
         return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
 
     @property

@@ -214,7 +214,7 @@ class Bucket(msgspec.Struct, eq=False):
 
 
 class DelayBucketIndex(msgspec.Struct):
-    """The buckets of a subscription, and those of their keys that are in memory."""
+    """The stored buckets of delayed entries of a subscription, and the keys of them that are in memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
@@ -250,7 +250,7 @@ class DelayBucketIndex(msgspec.Struct):
             self.end_bucket(bucket)
 
     def clear(self) -> None:
-        """Ends all buckets."""
+        """Ends all buckets: drops their keys from memory, and lists their ledgers as drained."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
@@ -265,7 +265,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
-        """Adds keys to those in memory. `bucket` None: the keys are those of a draft."""
+        """Adds keys to the keys in memory. `bucket`: the stored bucket that has the keys; None: a bucket that is not
+        stored yet has them."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
@@ -316,8 +317,8 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests for the segments of which an entry is due within LOOKAHEAD_MS, and for those of a merge.
-        Each is returned once."""
+        """Returns the requests to read the segments that have an entry due within LOOKAHEAD_MS, and the segments that a
+        merge needs. Returns each request once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -360,9 +361,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain no more than `keys_max` keys
-        together. Returns those of their keys that are in memory and need no read: they belong to no bucket from then
-        on."""
+        """Begins to merge the smallest buckets, if at least MERGE_MIN of them have no more than `keys_max` keys
+        together. Returns the keys of these buckets that are in memory, so that they need not be read. From then on
+        these keys belong to no bucket."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}

@@ -119,7 +119,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ intents
     def add_entry(self, position: Position, at_ms: int) -> None:
-        """Holds the entry until `at_ms` (ms since the epoch). Does nothing if it is held already."""
+        """Holds the entry back until `at_ms` (ms since the epoch). Does nothing if the entry is held back already."""
         memory = self._memory
         held = memory.held.get(position[0])
         if held is None:
@@ -179,7 +179,7 @@ class DelayIndex:
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Drops all held entries."""
+        """Removes all held entries, without making them deliverable."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()
@@ -247,8 +247,8 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Returns True if the keys take several times the memory budget, because they cannot be stored: no more entries
-        may be held."""
+        """Returns True if the keys use several times the memory budget, because they cannot be stored. Then no further
+        entry may be held back."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
@@ -404,7 +404,8 @@ class DelayIndex:
         return len(held) if held is not None else 0
 
     def check(self) -> None:
-        """Checks that each held position has a source, the count is right, and nothing that is acknowledged is held."""
+        """Checks that each held position has a key in memory or in a bucket, that the count of held positions is right,
+        and that no acknowledged entry is held."""
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"

@@ -179,7 +179,8 @@ class Dispatcher:
         self.policy.remove_member(member)
 
     def leave_all(self) -> None:
-        """Removes all consumers. Nothing waits for redelivery: reading starts over after the cursor's mark."""
+        """Removes all consumers and all entries that wait for redelivery. Reading starts again after the cursor's
+        mark."""
         self._start_over()
         for member in self.members.values():
             self.policy.remove_member(member)
@@ -191,7 +192,7 @@ class Dispatcher:
         member.granted += permits
 
     def set_limits(self, limits: DispatchLimits) -> None:
-        """Sets the limits of unacknowledged messages."""
+        """Sets the limits of unacknowledged messages, per consumer and for the subscription."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)
@@ -202,7 +203,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def choose_read(self) -> Read | ReplayRange | Blocked:
-        """Returns what to read next, or why no consumer can get anything now."""
+        """Returns the range of entries to read next, or the reason why no consumer can receive an entry now."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
@@ -471,7 +472,7 @@ class Dispatcher:
                 self.policy.on_recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
-        """Takes entries that the member holds back; those that are not done wait with the policy."""
+        """Accepts entries that the member gives back. Entries that are not acknowledged then wait with the policy."""
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
@@ -480,15 +481,15 @@ class Dispatcher:
                 self.policy.on_returned(position)
 
     def add_entries_due(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable whose delivery time has come. Those before the read position wait for redelivery
-        from now on; the others come with normal reading."""
+        """Makes entries deliverable because their delivery time has come. Entries before the read position wait for
+        redelivery from now on. The read position reaches the others later."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def add_entries_released(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable that are held back no longer. Those before the read position wait for redelivery
-        from now on; the others come with normal reading."""
+        """Makes entries deliverable that are no longer held back. Entries before the read position wait for redelivery
+        from now on. The read position reaches the others later."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -507,7 +508,7 @@ class Dispatcher:
                 self.add_entries_released((position,))
 
     def find_holder(self, position: Position) -> Member | None:
-        """Returns the consumer at which the entry is outstanding; None if it is at none."""
+        """Returns the consumer at which the entry is outstanding, or None if it is not outstanding."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def move_read_position_back(self, first: Position) -> None:

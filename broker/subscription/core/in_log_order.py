@@ -103,7 +103,7 @@ class LogOrderPolicy:
 
 
 def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
-    """Returns why none of the members can take an entry; None if one can."""
+    """Returns the reason why none of the members can receive an entry, or None if one can."""
     why = Blocked.NO_CONSUMER
     for member in members:
         if member.permits > 0:

@@ -200,8 +200,8 @@ class KeyShared:
         return member if member is not None and member.may_receive else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Returns the consumer that gets the entry, as long as nothing in its slots changes; None if no consumer may
-        get it yet."""
+        """Returns the consumer that receives the entry if the entry's slots do not change. Returns None if no consumer
+        may receive it yet."""
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
@@ -355,8 +355,8 @@ class Shared(LogOrderPolicy):
         return current
 
     def _next_member(self) -> Member | None:
-        """Returns the next consumer after the current one that can take an entry, of the first priority at which there
-        is one; None if there is none."""
+        """Returns the next consumer in turn that can receive an entry. Considers the first priority at which there is
+        such a consumer. Returns None if there is none."""
         able = [member for member in self.candidates if member.may_receive]
         if not able:
             return None

@@ -40,7 +40,7 @@ NOTHING = PositionSet()
 
 
 class Slot:
-    """A slot in use: at least one entry is outstanding in it, or waits for it."""
+    """A key slot that is in use: at least one entry is outstanding in it, or waits for its consumer."""
 
     __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
@@ -60,8 +60,8 @@ class Slot:
 
 
 class KeySlots:
-    """The slots that are in use. `target` (number, slot) returns the consumer that may get the slot's first waiting
-    entry; None if none may yet."""
+    """The key slots that have waiting or outstanding entries. `target(number, slot)` returns the consumer that may get
+    the first waiting entry of the slot, or None if no consumer may get it yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -208,7 +208,7 @@ class KeySlots:
             self._drop_unused(slots)
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Removes those of `entries` (of one ledger) that wait: they are done."""
+        """Removes the waiting ones of `entries` (of one ledger), because they are acknowledged."""
         if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
@@ -332,7 +332,7 @@ class KeySlots:
             slot.ready_for = target
 
     def clear(self) -> None:
-        """Removes all entries: none waits or is outstanding any more."""
+        """Removes all waiting and all outstanding entries from the slots."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()

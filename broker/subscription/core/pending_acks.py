@@ -65,8 +65,8 @@ class AckRefused(NamedTuple):
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that a transaction had pending until it was settled. `shown`: those of its batches that also
-    had messages which were neither acknowledged nor pending, so that consumers could get these."""
+    """The acknowledgements that a transaction had pending until it ended. `shown`: the batches of which some messages
+    were neither acknowledged nor pending, so that consumers could receive those messages."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -173,7 +173,7 @@ def _judge_part(
 
 
 def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefused | None:
-    """Returns a clash if the transaction has acknowledged a part of `wanted` already; None if it has not."""
+    """Returns the refusal if the transaction has already acknowledged a part of `wanted`, else None."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
@@ -208,8 +208,9 @@ def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-    """Settles a transaction that ended: its pending acknowledgements count if it committed; else they are dropped, and
-    the entries may be delivered again. Returns these acknowledgements; None if there were none."""
+    """Applies the end of a transaction. If it committed, its pending acknowledgements count. Otherwise they are
+    dropped, and the entries may be delivered again. Returns these acknowledgements, or None if the transaction had
+    none."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -235,7 +236,8 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 # ------------------------------------------------------------------------------------------ what an abort frees
 def first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
-    """Returns the first entry that is delivered again after the transaction was aborted; None if none is."""
+    """Returns the first entry that is delivered again because the transaction was aborted. Returns None if no entry
+    is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
     if acks.up_to != NOWHERE and (first := cursor.next_deliverable(cursor.mark)) <= acks.up_to:
@@ -263,7 +265,7 @@ _NOTHING = TxnAcks()
 
 
 def find_partly_acked_batches(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
-    """Returns the batches among these entries of which some messages are acknowledged or pending."""
+    """Returns those of the entries that are batches with some messages acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
         if not each:

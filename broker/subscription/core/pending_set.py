@@ -158,8 +158,8 @@ class PendingAcks:
         return sorted(set().union(*self.keys_of.values()))
 
     def adapt_to_log(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
-        """Returns the pending acknowledgements that are left after a restart: those of entries that the log has and
-        that are not acknowledged; None if there are none."""
+        """Returns the pending acknowledgements that still apply after a restart: those whose entries are in the log and
+        are not acknowledged. Returns None if none apply."""
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():

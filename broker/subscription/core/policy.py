@@ -38,7 +38,8 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the delivery time (ms since the epoch), before which no consumer gets the entry; 0: at once."""
+        """Returns the delivery time (ms since the epoch). No consumer receives the entry before it. 0: the entry has no
+        delivery time."""
         ...
 
     @property
@@ -216,13 +217,14 @@ class Policy(Protocol):
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """Returns the consumer that gets the entry, which is outstanding there from now on; None if the entry waits
-        with the policy, so that the next one may be assigned; else the reason why no entry may be assigned. `waited`:
-        the entry waited with the policy."""
+        """Chooses the consumer for the entry and returns it; the entry then counts as outstanding at that consumer.
+        Returns None if the policy keeps the entry waiting, so that the caller may go on with the next entry. Else
+        returns the reason why no entry may be assigned now. `waited`: whether the entry was waiting with the policy."""
         ...
 
     def on_released(self, positions: Sequence[Position]) -> None:
-        """Called when entries are outstanding no more and do not wait: they are done, or held back."""
+        """Called when entries are no longer outstanding and do not wait for redelivery: they are acknowledged, or held
+        back."""
         ...
 
     def on_returned(self, position: Position) -> None:

@@ -135,7 +135,8 @@ class BackoffQueue:
         return dead
 
     def add(self, position: Position, until_ms: int | None) -> None:
-        """Holds the entry back until `until_ms` (ms since the epoch); None: until it is moved to the dead letters."""
+        """Holds the entry back until `until_ms` (ms since the epoch). None: holds it back until it was published to the
+        dead letter topic."""
         self.drop(position)
         self.until[position] = until_ms
         if until_ms is not None:
