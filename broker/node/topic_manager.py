@@ -624,8 +624,8 @@ class TopicManager:
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Marks lost entries as skipped (broker/log/managed_ledger.py) and returns their ranges. Unloads the topic
-        before and afterwards, so that it is loaded with the new list of ledgers. No client can load the topic in between.
-        Raises Busy if the list keeps changing."""
+        before and afterwards, so that it is loaded with the new list of ledgers. No client can load the topic in
+        between. Raises Busy if the list keeps changing."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
