@@ -20,16 +20,17 @@
 |                                | a size or a length the first, and reads the options of the others               |
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
 | `… pulsar-java-…`, `… --peer`, | its options are read; Maven brings what it runs, or it starts a cluster of      |
-| `… rolling`, `… status`,       | processes                                                                       |
-| `… broker-killed` …            |                                                                                 |
+| `… rolling`, `… status`,       | processes or many servers                                                       |
+| `… memory` …                   |                                                                                 |
 | `.venv/bin/pytest …`           | collects with the same arguments, or of tests/proto: some tests are found       |
-| `python -m tests.docs.tables`  | with `--check`: exits with 0; `python -m tests.stubs` too                       |
+| `python -m tests.docs.tables`  | it exists, `python -m tests.stubs` too; what they write is compared elsewhere   |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
 | `docker compose up`, `exec` …  | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -291,9 +292,9 @@ def _benchmark(place: Place, command: Command) -> None:
 
 
 def _long_benchmark(place: Place, command: Command) -> None:
-    """Its options are read: Maven brings what it runs, or it starts a cluster of processes, which takes minutes. Moves
-    and killed brokers and bookies are in tests/broker/cluster and tests/chaos, `magnetar status` of processes in
-    tests/cli."""
+    """Its options are read: Maven brings what it runs, or it starts a cluster of processes, or a server for each of
+    many loads, which takes minutes. Moves and killed brokers and bookies are in tests/broker/cluster and tests/chaos,
+    `magnetar status` of processes in tests/cli, bounds of memory and abuse with the parts that keep them."""
     benchmarks.make_context("python -m benchmarks", command.words[3:])
 
 
@@ -303,10 +304,12 @@ def _peers(place: Place, command: Command) -> None:
 
 
 def _pytest(place: Place, command: Command) -> None:
-    """Collects: of an expression alone in one folder, as every worker of this run has collected all."""
-    where = [] if any("tests" in word for word in command.words[1:]) else ["tests/proto"]
+    """Collects: of a folder one file, of an expression alone one folder, as every worker of this run collects all."""
+    first = lambda word: str(min((ROOT / word).rglob("test_*.py"))) if (ROOT / word).is_dir() else word
+    words = [*map(first, command.words[1:])]
+    words += [] if any("tests" in word for word in words) else ["tests/proto"]
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:], *where],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words],
         cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert listed.returncode == 0, listed.stdout + listed.stderr
@@ -314,9 +317,8 @@ def _pytest(place: Place, command: Command) -> None:
 
 
 def _written(place: Place, command: Command) -> None:
-    """Once a run: several pages name it."""
-    if place.is_first(command.words[2]):
-        place.run(sys.executable, *command.words[1:], "--check", timeout_s=600)
+    """What it writes is compared in tests/docs/test_tables.py and tests/client/admin/test_stubs.py."""
+    assert importlib.util.find_spec(command.words[2]) is not None
 
 
 def _ci(place: Place, command: Command) -> None:
@@ -331,6 +333,7 @@ def _compose(place: Place, command: Command) -> None:
     assert "def test_messages_go_through_the_cluster_of_the_file" in (ROOT / COMPOSE_TEST).read_text(encoding="utf-8")
 
 
+LONG = "pulsar-java-|rolling|status|bookie-killed|broker-killed|repair-disturb|memory|abuse"
 RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"magnetar migrate .*--from", _migrate),
     (r"magnetar \S", _magnetar),
@@ -344,7 +347,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m tests\.spark\.kills( |$)", _kills),
-    (r"python -m benchmarks (pulsar-java-|rolling|status|bookie-killed|broker-killed|.*--peer)", _long_benchmark),
+    (rf"python -m benchmarks ({LONG}|.*--peer)", _long_benchmark),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m benchmarks\.peers( |$)", _peers),
     (r"python -m tests\.(docs\.tables|stubs)$", _written),
