@@ -5,8 +5,6 @@
 
 A partition of another broker is asked there, with the rights of this broker; the caller's rights are checked here
 before.
-
-The function that writes the page of `GET /metrics`; the serving process sets it (cli/run/metrics.py `Measured`).
 """
 
 from __future__ import annotations
@@ -27,19 +25,12 @@ from ...proto.errors import NotFound, NotOwner, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import Operation
 from ...proto.versions import PRODUCT
-from ...runtime.metrics import MetricsPage
 from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService, authorize_request
 from ..node.topic_manager import TopicManager
 from ..session.administration import answer_value, ask_broker, make_request
+from .protocol import Measure
 from .stats import RateMeters
-
-Measure = Callable[[MetricsPage], Awaitable[None]]
-
-
-async def write_empty_metrics(page: MetricsPage) -> None:
-    """Writes nothing: the default function for a broker without metrics."""
-
 
 # -------------------------------------------------------------------------------------------------------- errors
 # Errors as HTTP statuses with `{"reason": …}`, as Pulsar's clients expect them.
