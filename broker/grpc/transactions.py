@@ -19,10 +19,10 @@ from ..common.transactions import Settlement, txn_state_of_join_answer
 from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.topics import listener_endpoint
-from ..transaction.coordinator import CoordinatorRequest, CoordinatorRequests
 from ..transaction.intents_core import EndVerb, TransactionRow
 from ..transaction.peers import encode_settlement
 from ..transaction.records_core import Participant, SinkTag
+from ..transaction.together import CoordinatorRequest, CoordinatorRequests
 from .halves import HalfMessageService
 
 if TYPE_CHECKING:

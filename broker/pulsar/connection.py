@@ -18,11 +18,6 @@ before credentials expire (or after half of their life, if that is shorter) the 
 expire. A frame or a command that is no request ends the connection, as in Pulsar's broker.
 Guarding tests: tests/broker/pulsar/.
 
-The producers of all Pulsar connections to this broker, by topic and name: detects that a producer reconnects.
-
-Pulsar's clients count how often a producer was opened (`epoch`), and identify it only by its name: the same name from
-the same host with a higher epoch is the producer that was disconnected, and replaces it.
-
 The producers, consumers and topic watchers of one connection, and the commands for them.
 """
 
@@ -51,29 +46,8 @@ from . import lookup
 from .consumer import ConsumerHandler
 from .errors import pulsar_error_number
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
+from .names import OpenProducers
 from .producer import ProducerHandler, payload_bytes_max
-
-
-class OpenProducers:
-    """The open producers of Pulsar clients, by topic and name."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, str], ProducerHandler] = {}
-
-    def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
-        """Returns the instance id of the open producer that the producer of these arguments replaces, because its
-        client reconnected; "" if it replaces none."""
-        known = self._open.get((topic, name))
-        returns = known is not None and known.network == place and known.epoch < epoch
-        return known.instance if known is not None and returns else ""
-
-    def add(self, topic: str, name: str, producer: ProducerHandler) -> None:
-        self._open[topic, name] = producer
-
-    def remove(self, topic: str, name: str, producer: ProducerHandler) -> None:
-        if self._open.get((topic, name)) is producer:
-            del self._open[topic, name]
-
 
 # --------------------------------------------------------------------------------------------------- credentials
 # The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).

@@ -17,7 +17,7 @@ from ...runtime.network import ByteStream, Endpoint
 from ...runtime.tasks import run_to_end
 from ..common.config import BrokerConfig
 from ..node.topic_manager import TopicManager
-from .connection import OpenProducers
+from .names import OpenProducers
 
 if TYPE_CHECKING:
     from .frames import SharedReceiveBuffer

@@ -76,7 +76,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
     """Runs a broker until the process is cancelled."""
     from ...broker.server import Broker
-    from ...runtime.process import ProcessParts
+    from ...runtime.lifecycle import ProcessParts
     from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
 
     security = given.security

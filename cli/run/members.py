@@ -10,8 +10,8 @@ import click
 
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
+    from ...runtime.lifecycle import ProcessParts
     from ...runtime.network import World
-    from ...runtime.process import ProcessParts
     from ...security.settings import MembersSection
 
 

@@ -140,7 +140,7 @@ class BookieOptions(NamedTuple):
 async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
     """Runs a bookie until the process is cancelled."""
     from ...bookie.server import Bookie
-    from ...runtime.process import ProcessParts
+    from ...runtime.lifecycle import ProcessParts
     from ..run.metrics import MeasuredParts, make_bookkeeper_names
 
     security = given.security
