@@ -74,7 +74,7 @@ async def answer_request(connection: PulsarConnection, command: Command) -> None
     try:
         found = await work(connection, asked)
     except Exception as error:
-        found = failed(asked.request_id, ensure_magnetar_error(error))
+        found = failed(asked, ensure_magnetar_error(error))
     connection.send(found)
 
 
@@ -102,10 +102,10 @@ def _first(urls: list[str], scheme: str) -> str:
     return next((url for url in urls if url.startswith(scheme)), "")
 
 
-def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
+def _lookup_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(lookup_response=pulsar.CommandLookupTopicResponse(
-        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=pulsar_error_number(error),
-        message=error.message,
+        request_id=asked.request_id, response=pulsar.CommandLookupTopicResponse.Failed,
+        error=pulsar_error_number(error), message=error.message,
     ))  # fmt: skip
 
 
@@ -123,9 +123,9 @@ async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartiti
     ))  # fmt: skip
 
 
-def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
+def _partitions_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed,
+        request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed,
         error=pulsar_error_number(error),
         message=error.message,
     ))  # fmt: skip
@@ -164,9 +164,9 @@ def topics_hash(names: list[str]) -> str:
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
-def _failed(request_id: int, error: MagnetarError) -> bytes:
+def _failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(
-        error=pulsar.CommandError(request_id=request_id, error=pulsar_error_number(error), message=error.message)
+        error=pulsar.CommandError(request_id=asked.request_id, error=pulsar_error_number(error), message=error.message)
     )
 
 
@@ -191,9 +191,9 @@ def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
     ))  # fmt: skip
 
 
-def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
+def _schema_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=request_id, error_code=pulsar_error_number(error), error_message=error.message
+        request_id=asked.request_id, error_code=pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
@@ -215,13 +215,13 @@ async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCr
     ))  # fmt: skip
 
 
-def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
+def _new_schema_failed(asked: Any, error: MagnetarError) -> bytes:
     return encode_frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=request_id, error_code=pulsar_error_number(error), error_message=error.message
+        request_id=asked.request_id, error_code=pulsar_error_number(error), error_message=error.message
     ))  # fmt: skip
 
 
-_ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[int, MagnetarError], bytes]]] = {
+_ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any, MagnetarError], bytes]]] = {
     "lookup": (_lookup, _lookup_failed),
     "partitioned_metadata": (_partitions, _partitions_failed),
     "get_topics_of_namespace": (_topics, _failed),

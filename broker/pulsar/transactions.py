@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 ADDED_MAX = 1000
 """Most topics or subscriptions in one ADD command."""
+NEW_TXN = "new_txn_response"
 _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 """Errors after which the client looks the coordinator up and asks again."""
 
@@ -70,9 +71,9 @@ async def connect_coordinator(connection: PulsarConnection, asked: pulsar.Comman
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
 
-def connect_error_frame(request_id: int, error: MagnetarError) -> bytes:
+def connect_error_frame(asked: pulsar.CommandTcClientConnectRequest, error: MagnetarError) -> bytes:
     return encode_frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
-        request_id=request_id, error=_number(error), message=error.message
+        request_id=asked.request_id, error=_number(error), message=error.message
     ))  # fmt: skip
 
 
@@ -141,9 +142,14 @@ def _done(asked: Any) -> pulsar.TransactionResponse:
     )
 
 
-def _failed(kind: str) -> Callable[[int, MagnetarError], bytes]:
-    def failure_frame(request_id: int, error: MagnetarError) -> bytes:
-        answer = pulsar.TransactionResponse(request_id=request_id, error=_number(error), message=error.message)
+def _failed(kind: str) -> Callable[[Any, MagnetarError], bytes]:
+    """Returns the function that encodes an error. Java's client finds who asked by `txnid_most_bits`, the number of
+    the coordinator: an error without it goes to whoever asked coordinator 0, and the one who asked waits until its
+    time-out."""
+
+    def failure_frame(asked: Any, error: MagnetarError) -> bytes:
+        answer = pulsar.TransactionResponse(txnid_most_bits=asked.tc_id) if kind == NEW_TXN else _done(asked)
+        answer.request_id, answer.error, answer.message = asked.request_id, _number(error), error.message
         return encode_frame(**{kind: answer})
 
     return failure_frame
@@ -153,10 +159,10 @@ def _number(error: MagnetarError) -> pulsar.ServerError:
     return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else pulsar_error_number(error)
 
 
-Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
+Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[Any, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
     "tc_client_connect_request": (connect_coordinator, connect_error_frame),
-    "new_txn": (begin_transaction, _failed("new_txn_response")),
+    "new_txn": (begin_transaction, _failed(NEW_TXN)),
     "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
     "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),
     "end_txn": (end_transaction, _failed("end_txn_response")),

@@ -233,6 +233,26 @@ def test_ids_that_cannot_be_and_too_many_topics_are_refused() -> None:
     simulate(scenario)
 
 
+def test_an_error_names_the_coordinator_as_javas_client_finds_who_asked_by_it() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        raw.send(new_txn=pulsar.CommandNewTxn(request_id=1, txn_ttl_millis=60_000, tc_id=16))
+        refused = await raw.next("new_txn_response")
+        assert (refused.error, refused.request_id) == (pulsar.TransactionCoordinatorNotFound, 1)
+        assert refused.txnid_most_bits == 16
+        never = {"txnid_most_bits": COORDINATOR, "txnid_least_bits": 1 << 40}
+        raw.send(end_txn=pulsar.CommandEndTxn(request_id=2, txn_action=pulsar.COMMIT, **never))
+        raw.send(add_partition_to_txn=pulsar.CommandAddPartitionToTxn(request_id=3, partitions=[T], **never))
+        added = [pulsar.Subscription(topic=T, subscription="s")]
+        raw.send(add_subscription_to_txn=pulsar.CommandAddSubscriptionToTxn(request_id=4, subscription=added, **never))
+        for kind in ("end_txn_response", "add_partition_to_txn_response", "add_subscription_to_txn_response"):
+            answer = await raw.next(kind)
+            assert answer.HasField("error")
+            assert (answer.txnid_most_bits, answer.txnid_least_bits) == (COORDINATOR, 1 << 40), kind
+
+    simulate(scenario)
+
+
 def test_what_is_only_named_joins_nothing_and_makes_no_topic() -> None:
     """A client names topics beforehand; they may not exist, and nobody may have written there."""
 
