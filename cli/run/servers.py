@@ -3,8 +3,6 @@
 Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
 it in order within seconds; `kill -9` is safe at any moment. Settings without an option are in `--config FILE`
 (TOML, sections [bookie] and [broker]) and in the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
-
-The access to ZooKeeper: [zookeeper] of `--security FILE`, as metadata/address.py takes it.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...metadata.address import Address, ZookeeperAccess, ZookeeperAddress
-from ...proto.errors import InvalidConfiguration
 from ...proto.names import parse_number
-from ...security.secrets import read_private_file, read_secret
-from ...security.settings import ZookeeperSection
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
 from .members import accepts_only_members, make_member_world
@@ -32,6 +26,7 @@ if TYPE_CHECKING:
     from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
+    from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
@@ -39,33 +34,6 @@ if TYPE_CHECKING:
     from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
-
-
-def with_access(address: Address, section: ZookeeperSection) -> Address:
-    """Returns the address with the credentials of `section`. Raises InvalidConfiguration if they cannot be read, are
-    not a user and a password, or if others may read the key."""
-    if not isinstance(address, ZookeeperAddress):
-        return address
-    if section.key:
-        read_private_file(section.key)
-    if section.credentials:
-        _credentials(section.credentials)
-    access = ZookeeperAccess(
-        section.ca, section.certificate, section.key,
-        (lambda: _credentials(section.credentials)) if section.credentials else None,
-    )  # fmt: skip
-    return address._replace(access=access)
-
-
-def _credentials(source: str) -> str:
-    try:
-        found = read_secret(source).reveal().decode().strip()
-    except UnicodeDecodeError:
-        found = ""
-    user, _, password = found.partition(":")
-    if not user or not password:
-        raise InvalidConfiguration(f"{source} has no user:password for ZooKeeper")
-    return found
 
 
 _LOG = logging.getLogger("magnetar")
@@ -191,6 +159,7 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
     if security is None:
         return found
     from ...security.settings import SecuritySettings
+    from .zookeeper import with_access
 
     section = SecuritySettings.load(security).zookeeper
     return found if section is None else with_access(found, section)
