@@ -197,7 +197,9 @@ schedule.STOP_S"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(given["NOTIFY_SOCKET"])
         systemd.settimeout(WAIT_S)
-        with subprocess.Popen(command, **pipes, env={**os.environ, **given}) as process:
+        with ExitStack() as stack:  # what fails here leaves nothing to wait for
+            process = stack.enter_context(subprocess.Popen(command, **pipes, env={**os.environ, **given}))
+            stack.callback(process.kill)
             assert _line(process) == "ready sound-1 sound-2"
             second = pids(process.pid)[1]
             os.kill(second, signal.SIGSTOP)
