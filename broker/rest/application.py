@@ -29,7 +29,7 @@ from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService
 from ..node.topic_manager import TopicManager
 from .call import ROUTES, BadRequest, JsonResponse, RestRequest, RouteRow, error_response, make_response
-from .protocol import Measure
+from .measure import Measure
 from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.

@@ -29,7 +29,7 @@ from ...runtime.network import CallContext
 from ..grpc.checked import CheckedService, authorize_request
 from ..node.topic_manager import TopicManager
 from ..session.administration import answer_value, ask_broker, make_request
-from .protocol import Measure
+from .measure import Measure
 from .stats import RateMeters
 
 # -------------------------------------------------------------------------------------------------------- errors

@@ -13,24 +13,16 @@ Guarding tests: tests/broker/rest/.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...runtime.metrics import MetricsPage
 from ...runtime.network import ByteStream
 from ..node.topic_manager import TopicManager
+from .measure import Measure, write_empty_metrics
 
 if TYPE_CHECKING:
     from ..grpc.checked import CheckedService
     from .connection import HttpListener
-
-
-Measure = Callable[[MetricsPage], Awaitable[None]]
-"""Writes the page of `GET /metrics`; the serving process sets it (cli/run/metrics.py `Measured`)."""
-
-
-async def write_empty_metrics(page: MetricsPage) -> None:
-    """Writes nothing: the default function for a broker without metrics."""
 
 
 class RestProtocol:
