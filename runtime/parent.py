@@ -279,6 +279,8 @@ class Parent:
         match frame.kind:
             case Kind.READY:
                 self._facts[running.name] = json.loads(frame.body)
+                if self._watched:
+                    running.beat_at = self._now()  # it beats from here on: also one that hangs first is found
                 self._do(self._schedule.on_ready(running.name, self._now()))
             case Kind.BEAT:
                 running.beat_at = self._now()

@@ -185,33 +185,45 @@ def _wait_silent(systemd: socket.socket) -> None:
     raise AssertionError("it is told all the time")
 
 
-def test_systemds_watchdog_is_not_told_while_the_loop_of_one_process_hangs(tmp_path: Path) -> None:
+@contextmanager
+def watched_parent(socket_path: Path, *tiers: str) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """A parent with quick beats under a systemd that waits for them, and the socket that hears them."""
     quick = """
 from magnetar.runtime import child as children
 children.BEAT_S = parents.BEAT_S = 0.05
 parents.HUNG_S = 0.5
 schedule.STOP_S"""
-    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", quick, 1), "sound-1,sound-2"]
+    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", quick, 1), *tiers]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    given = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+    given = {"NOTIFY_SOCKET": str(socket_path), "WATCHDOG_USEC": "1000000"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, ExitStack() as stack:
         systemd.bind(given["NOTIFY_SOCKET"])
         systemd.settimeout(WAIT_S)
-        with ExitStack() as stack:  # what fails here leaves nothing to wait for
-            process = stack.enter_context(subprocess.Popen(command, **pipes, env={**os.environ, **given}))
-            stack.callback(process.kill)
-            assert _line(process) == "ready sound-1 sound-2"
-            second = pids(process.pid)[1]
-            os.kill(second, signal.SIGSTOP)
-            try:
-                _wait_silent(systemd)
-            finally:
-                os.kill(second, signal.SIGCONT)
-            assert systemd.recv(100) == b"WATCHDOG=1"
-            process.terminate()
-            _, err = process.communicate(timeout=WAIT_S)
+        process = stack.enter_context(subprocess.Popen(command, **pipes, env={**os.environ, **given}))
+        stack.callback(process.kill)  # what fails here leaves nothing to wait for
+        yield process, systemd
+
+
+def test_systemds_watchdog_is_not_told_while_the_loop_of_one_process_hangs(tmp_path: Path) -> None:
+    with watched_parent(tmp_path / "notify", "sound-1,sound-2") as (process, systemd):
+        assert _line(process) == "ready sound-1 sound-2"
+        second = pids(process.pid)[1]
+        os.kill(second, signal.SIGSTOP)
+        try:
+            _wait_silent(systemd)
+        finally:
+            os.kill(second, signal.SIGCONT)
+        assert systemd.recv(100) == b"WATCHDOG=1"
+        process.terminate()
+        _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert err.count("the event loop of process sound-2 has not run for 0.5 s") == 1
+
+
+def test_systemds_watchdog_hears_of_a_process_that_hangs_before_its_first_beat(tmp_path: Path) -> None:
+    with watched_parent(tmp_path / "notify", "sound-1,stuck-2") as (process, systemd):
+        assert _line(process) == "ready sound-1 stuck-2"
+        _wait_silent(systemd)
 
 
 def test_one_that_does_not_end_in_time_is_killed() -> None:
