@@ -40,7 +40,7 @@ from ..core.effects import (
     Redeliver,
     ReportSeek,
 )
-from ..core.redelivery import EntrySets
+from ..core.redelivery import EntrySets, Place, RepeatFilter
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.options import ReaderStart
@@ -189,6 +189,12 @@ class PartitionConsumer:
             follows = self.deliveries.make_blocked_filter(core.failed_positions())
             hidden += sum(message.permits for message in messages if follows(message))
             messages = [message for message in messages if not follows(message)]
+        if messages and core.repeats is not None:
+            if core.repeats.until is not None or core.repeats.in_use:
+                messages, dropped = self._without_repeated(core.repeats, messages)
+                hidden += dropped
+            if messages:
+                core.repeats.on_given(place_of(messages[-1]))
         if messages:
             self._inbox.put(messages)
         if hidden:
@@ -198,6 +204,23 @@ class PartitionConsumer:
         if core.has_new_times:
             core.has_new_times = False
             self._timer.set_earlier(core.next_timer_at)
+
+    def _without_repeated(self, repeats: RepeatFilter, messages: list[Message]) -> tuple[list[Message], int]:
+        """Returns the messages that the application does not have, and the permits of the others."""
+        until = repeats.find_repeated(place_of(messages[0]))
+        if until is None:
+            return messages, 0
+        dropped = 0
+        shown: list[Message] = []
+        for message in messages:
+            if place_of(message) >= until:
+                shown.append(message)
+                continue
+            dropped += message.permits
+            if message.entry.unfolded:
+                self.deliveries.on_large_entry_taken(message.entry)
+                self._wake()
+        return shown, dropped
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
@@ -225,6 +248,7 @@ class PartitionConsumer:
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.discard_acks()
                     self.deliveries.clear_dead_lettered()
+                    self.core.forget_repeats()
                 elif SAYS_LAST in error.fields:
                     self.acks.flush()
                     self._do(self.core.send_last_acks())
@@ -234,6 +258,8 @@ class PartitionConsumer:
                 self.end_of_topic = True
             case "active":
                 self.active = frame.active
+                if not frame.active and self.core.repeats is not None:
+                    self.core.repeats.on_deposed()
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
@@ -248,6 +274,7 @@ class PartitionConsumer:
         self.writer_schemas = TopicSchemas(self._connections, self.topic, self.incarnation)
         if not before:
             return
+        self.core.forget_repeats()
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
         if not self._durable:
             self.core.clear_reader_position()
@@ -265,7 +292,7 @@ class PartitionConsumer:
         for effect in effects:
             match effect:
                 case DropMessages(give_back):
-                    freed = self._inbox.discard_matching(lambda message: message.entry.consumer is self)
+                    freed = self._drop_waiting() if give_back else self._drop_lost()
                     folded = self.deliveries.discard_waiting()
                     if give_back and folded:
                         self.core.permits.count_received(folded)
@@ -294,6 +321,29 @@ class PartitionConsumer:
                     for kind in make_frames(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
         self._timer.set_earlier(self.core.next_timer_at)
+
+    def _drop_waiting(self) -> int:
+        """Drops what waits for the application; returns the number of its permits."""
+        return self._inbox.discard_matching(lambda message: message.entry.consumer is self)
+
+    def _drop_lost(self) -> int:
+        """Drops what waits for the application, which the next connection delivers again."""
+        repeats = self.core.repeats
+        if repeats is None:
+            return self._drop_waiting()
+        waited: list[Message] = []
+
+        def unwanted(message: Message) -> bool:
+            ours = message.entry.consumer is self
+            if ours and not waited:
+                waited.append(message)
+            return ours
+
+        freed = self._inbox.discard_matching(unwanted)
+        if waited:
+            repeats.on_unseen(place_of(waited[0]))
+        repeats.on_lost()
+        return freed
 
     def _drop_after(self, failed: Collection[Position]) -> None:
         follows = self.deliveries.make_blocked_filter(failed)
@@ -345,7 +395,7 @@ class PartitionConsumer:
     def discard_messages(self) -> None:
         """Drops the messages that the application has not received, and detaches the consumer from the shared receiver
         queue, so that its end does not close that queue."""
-        self._inbox.discard_matching(lambda message: message.entry.consumer is self)
+        self._drop_waiting()
         self._inbox = ReceiverQueue()
 
     def set_receiver_queue(self, inbox: ReceiverQueue) -> None:
@@ -395,7 +445,7 @@ class PartitionConsumer:
         if topic_is_gone and self._on_gone is not None:
             self.discard_messages()
         if isinstance(error, AlreadyClosed):  # nothing of it could be acknowledged
-            self._inbox.discard_matching(lambda message: message.entry.consumer is self)
+            self._drop_waiting()
         self._inbox.close(error)
         if topic_is_gone and self._on_gone is not None:
             self._on_gone(self)
@@ -411,3 +461,8 @@ class PartitionConsumer:
             _LOG.info("%s: the consumer did not leave in order: %s", self.topic, error)
         finally:  # also when it was interrupted
             self._finish(AlreadyClosed("the consumer is closed"))
+
+
+def place_of(message: Message) -> Place:
+    entry = message.entry
+    return entry.ledger_id, entry.entry_id, message.batch_index

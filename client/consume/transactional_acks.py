@@ -10,7 +10,8 @@ transaction already is no conflict. It ends with its transaction.
 **Delivered twice.** A message that comes again while its program holds it (its connection broke, an abort freed another
 message of its batch) is processed twice. A transaction that acknowledges both deliveries gets a TransactionConflict and
 can only abort: the broker cannot tell them from one that is sent again. The same `Message` may be acknowledged again;
-ids and cumulative acknowledgements do not say which delivery they mean.
+ids and cumulative acknowledgements do not say which delivery they mean: a program that acknowledges cumulatively does
+not get again what it has (client/core/redelivery.py `RepeatFilter`).
 **Cumulatively.** After an abort what was acknowledged comes again, and what the broker had delivered after it waits
 here before it. So that is thrown away before the abort is told: the next cumulative acknowledgement would cover what
 the program has not seen again, and it would be lost.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionConflict
@@ -29,7 +31,7 @@ from ..common.loggers import run_logging_errors
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
 from ..core.effects import PartitionClientState
-from ..core.redelivery import AckTracker
+from ..core.redelivery import BEFORE_ALL, AckTracker, Place
 from ..core.transaction import TransactionEndpoint, TransactionPort
 from ..model.message import Message, ReceivedEntry
 from .acknowledgements import AckSender, Pending, ack_coordinates_of
@@ -43,12 +45,13 @@ PAUSE_S = 0.1
 class _Group:
     """The acknowledgements of one transaction that one turn of the loop sends together."""
 
-    __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
+    __slots__ = ("error", "left", "operations", "tracker", "txn", "up_to", "waiters")
 
     def __init__(self, txn: TransactionPort) -> None:
         self.txn = txn
         self.tracker = AckTracker()
         self.operations = 0
+        self.up_to: Place | None = None  # of its cumulative acknowledgements
         self.waiters: list[asyncio.Future[None]] = []
         self.left = 0  # requests without an answer
         self.error: MagnetarError | None = None
@@ -98,8 +101,18 @@ class TransactionalAcks:
             error = TransactionConflict(f"{twice} was delivered twice, and this transaction acknowledges both")
             txn.on_acknowledged(error)
             raise translate_error(error)
+        repeats = self._core.repeats
         if cumulative:
             txn.register_cumulative_ack(self._deliver_again)
+            if repeats is not None:
+                repeats.in_use = True
+                if repeats.is_unsure:
+                    error = TransactionConflict(
+                        f"the messages of {self._taken_from} may have been delivered twice: its connection was lost, or"
+                        " another consumer was the active one"
+                    )
+                    txn.on_acknowledged(error)
+                    raise translate_error(error)
         group = self._groups.get(txn)
         if group is None:
             group = self._groups[txn] = _Group(txn)
@@ -108,6 +121,10 @@ class TransactionalAcks:
             group.waiters.append(waiter)
         self._acks.end_spans(every, cumulative=cumulative)
         self._acks.add_to_tracker(group.tracker, every, cumulative=cumulative)
+        for each in every if cumulative else ():
+            (ledger_id, entry_id), index, size = ack_coordinates_of(each)
+            last = inf if index < 0 or index + 1 == size else index
+            group.up_to = max(group.up_to or BEFORE_ALL, (ledger_id, entry_id, last))
         if not self._turn_comes:
             self._turn_comes = True
             asyncio.get_running_loop().call_soon(run_logging_errors, self._turn, self._broke)
@@ -166,6 +183,8 @@ class TransactionalAcks:
         )
 
     def _finish_group(self, group: _Group) -> None:
+        if group.error is None and group.up_to is not None and self._core.repeats is not None:
+            self._core.repeats.on_confirmed(group.up_to)
         for waiter in group.waiters:
             if not waiter.done():
                 if group.error is None:

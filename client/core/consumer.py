@@ -68,6 +68,7 @@ from .redelivery import (
     EntrySets,
     NackTracker,
     ReceivePermits,
+    RepeatFilter,
     positions_of,
 )
 
@@ -161,6 +162,7 @@ class ConsumerCore:
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
+        self.repeats = RepeatFilter() if options.durable and options.log_order else None
         self._delivered_before = 0  # this connection
         self.failed: set[Position] = set()  # given back, in order: the broker is not asked yet
         self.moving_bits: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
@@ -206,6 +208,10 @@ class ConsumerCore:
         first = self.chunks.first_position()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
+        if self.repeats is not None:
+            unseen = [*self._withheld.permits] if first is None else [first, *self._withheld.permits]
+            for ledger_id, entry_id in unseen:
+                self.repeats.on_unseen((ledger_id, entry_id, -1))
         self.discard_delivered()
         effects: list[ConsumerEffect] = [DropMessages(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
@@ -218,6 +224,11 @@ class ConsumerCore:
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
+
+    def forget_repeats(self) -> None:
+        """Fact: what is delivered again from now on is to be shown again."""
+        if self.repeats is not None:
+            self.repeats.forget()
 
     def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
@@ -400,6 +411,7 @@ class ConsumerCore:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
             self.failed.discard(place)
         if asked:
+            self.forget_repeats()
             self._send_acks(effects)
             request_id = self.register_request()
             self._failing[request_id] = tuple(positions_of(asked))
@@ -425,6 +437,7 @@ class ConsumerCore:
         the application has seen nothing, whose redelivery is not counted. `in_order`: deliveries in flight, which the
         broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
+        self.forget_repeats()
         if self.state is PartitionClientState.CONNECTED:
             self._send_acks(effects)
             if untouched:
@@ -493,6 +506,7 @@ class ConsumerCore:
         if entries and counted and self._options.failure_blocks:
             self.failed.update(positions_of(entries))
         elif entries and self.state is PartitionClientState.CONNECTED:
+            self.forget_repeats()
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
@@ -559,6 +573,7 @@ class ConsumerCore:
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
+        self.forget_repeats()
         self.discard_delivered()
         self._acks.clear()
         self._nacks.clear()

@@ -1,5 +1,6 @@
 """The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs. Also
-the groups in which acknowledgements are sent (`AckTracker`), and the permits of a consumer (`ReceivePermits`).
+the groups in which acknowledgements are sent (`AckTracker`), what comes again while the application has it
+(`RepeatFilter`), and the permits of a consumer (`ReceivePermits`).
 
 Both trackers *watch* an entry until a time. Acknowledging the entry ends this; when the time comes, `take_due` returns
 it once, never early. An entry that is watched again keeps its first time. They differ in how many are acknowledged:
@@ -284,6 +285,88 @@ class AckTracker:
 
 def _order(position: Position, last: int) -> tuple[Position, float]:
     return position, float("inf") if last == WHOLE else last
+
+
+# ------------------------------------------------------------------------------------------------------- repeats
+# What a new connection delivers again although the application has it.
+#
+# A cumulative acknowledgement does not say which delivery of a message it means. So an application that acknowledges
+# cumulatively in transactions must not get a message again that it has: it would process both, in one transaction or in
+# two, and the acknowledgement of what follows covers the second one. The broker cannot tell; the consumer can, because
+# on Exclusive and Failover all comes in order: the application has what is before the first message that waited when
+# the connection was lost. That is left out when it comes again.
+#
+# - What the broker has confirmed as acknowledged comes again only if its transaction was aborted, or the subscription
+#   moved back. It is shown, with all that follows it; and the next acknowledgement gets a TransactionConflict, because
+#   it would cover what the application has not seen again.
+# - What was asked for again (an abort, a negative acknowledgement, a time-out, a seek) is shown.
+# - A message before one that is withheld or incomplete may be shown twice: what is not shown must come.
+# - An application that begins with such acknowledgements when it may have copies already, and one whose consumer was
+#   deposed meanwhile (Failover), gets a TransactionConflict; after the abort all comes again.
+# Guarding tests: tests/client/core/test_repeats.py, tests/client/transactions/test_transactions.py.
+
+
+Place = tuple[int, int, float]
+"""Ledger, entry, batch index: where a message is in the log. Batch index -1: the message is not in a batch."""
+BEFORE_ALL: Place = (-1, -1, -1)
+
+
+class RepeatFilter:
+    """Knows which messages come again while the application has them. For consumers that get all in log order."""
+
+    __slots__ = ("_confirmed", "_next", "in_use", "is_unsure", "until")
+
+    def __init__(self) -> None:
+        self.in_use = False  # the application acknowledges cumulatively in transactions
+        self.is_unsure = False  # the application may have copies, or what another consumer processed
+        self.until: Place | None = None  # what is before this comes again; None: all has come again
+        self._next = BEFORE_ALL  # the application has what is before this; BEFORE_ALL: not known
+        self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
+
+    def on_given(self, last: Place) -> None:
+        """Fact: messages up to `last` wait for the application, or it has them."""
+        self._next = (last[0], last[1], last[2] + 1)
+
+    def on_confirmed(self, place: Place) -> None:
+        """Fact: the broker made a cumulative acknowledgement up to `place` durable, as pending in its transaction."""
+        self._confirmed = max(self._confirmed, place)
+
+    def on_unseen(self, first: Place) -> None:
+        """Fact: the application does not have the message at `first`, nor what follows it."""
+        self._next = min(self._next, first)
+
+    def on_lost(self) -> None:
+        """Fact: the connection is lost, and what waited for the application is dropped (`on_unseen`)."""
+        if self._next != BEFORE_ALL:
+            self.until = self._next
+
+    def on_deposed(self) -> None:
+        """Fact: another consumer is the active one, and may process what this one has."""
+        if self._next != BEFORE_ALL:
+            self.is_unsure = True
+
+    def forget(self) -> None:
+        """Fact: all that is not acknowledged will be delivered again, and is to be shown."""
+        self.until = None
+        self.is_unsure = False
+        self._next = self._confirmed = BEFORE_ALL
+
+    def find_repeated(self, first: Place) -> Place | None:
+        """Fact: messages from `first` on were delivered. Returns the place before which the application has them; None
+        if they are to be shown."""
+        if first <= self._confirmed:
+            self.forget()
+            self.is_unsure = True
+            return None
+        until = self.until
+        if until is not None and first >= until:
+            self.until = until = None
+        if until is None:
+            return None
+        if not self.in_use:
+            self.is_unsure = True
+            return None
+        return until
 
 
 # ------------------------------------------------------------------------------------------------------- permits

@@ -308,6 +308,8 @@ class TransactionalBroker(FakeBroker):
         for entry in ack.entries:
             if cumulative:
                 wanted.update((each, whole[each] & ~acked[each]) for each in range(entry.entry_id + 1))
+                if entry.batch_indexes:
+                    wanted[entry.entry_id] &= (2 << entry.batch_indexes[0]) - 1
             else:
                 wanted[entry.entry_id] = int.from_bytes(entry.batch_bits, "little") or whole[entry.entry_id]
         pending = self.pending.setdefault((me.topic.name, id(me.subscription)), {})

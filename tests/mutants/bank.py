@@ -400,6 +400,8 @@ def _of_security() -> Iterator[Mutant]:
         ("M70", pending.commit_takes_the_batch, DIRECTED, "79", f"{_PENDING}::test_two_transactions_share_a_batch",
          "the exhaustive walk makes every step of two transactions from every state"),
         ("M70b", pending.delivered_twice_in_the_sdk, CLUSTER, "80", TRANSACTIONS, ""),
+        ("M70e", pending.shown_again_and_covered, DIRECTED, "80", "tests/client/transactions/test_transactions.py",
+         "seeds acknowledge message by message"),
         ("M70c", pending.delivered_twice_in_the_broker, CLUSTER, "80", TRANSACTIONS, ""),
         ("M70d", pending.bits_above_what_is_held, CLUSTER, "80", TRANSACTIONS, ""),
         ("M71", pending.settled_and_still_pending, DIRECTED, "79", _PENDING, "as M70"),

@@ -11,6 +11,7 @@ from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import AckRefused, SettledAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
+from magnetar.client.core.redelivery import RepeatFilter
 from magnetar.proto.names import Position
 from magnetar.proto.states import TxnId
 from tests.mutants.ledgers import Stack, put
@@ -91,6 +92,11 @@ def abort_forgets_the_order(stack: Stack) -> None:
 def delivered_twice_in_the_sdk(stack: Stack) -> None:
     """M70b: the SDK acknowledges two deliveries of a message in one transaction: it is processed twice."""
     put(stack, TransactionalAcks, "_delivered_twice", lambda *_: None)
+
+
+def shown_again_and_covered(stack: Stack) -> None:
+    """M70e: what a new connection delivers again is shown to a program that has it and acknowledges cumulatively."""
+    put(stack, RepeatFilter, "find_repeated", lambda *_: None)
 
 
 def delivered_twice_in_the_broker(stack: Stack) -> None:

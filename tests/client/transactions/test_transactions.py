@@ -321,6 +321,60 @@ def test_a_message_that_was_delivered_twice_does_not_count_twice_in_one_transact
     run(body)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_comes_again_over_a_new_connection_does_not_count_twice_under_cumulative_acknowledgements(
+    batched: bool,
+) -> None:
+    """The acknowledgement of what follows a copy would cover it, and the broker cannot tell."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_enabled=batched)
+        await producer.send_many([b"%d" % number for number in range(6)])
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        async with client.transaction() as txn:
+            taken = [await consumer.receive()]
+            await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+        async with client.transaction() as txn:
+            taken += [await consumer.receive() for _ in range(2)]
+            broker.cut()
+            await asyncio.sleep(1)  # all of it came again
+            taken.append(await consumer.receive())
+            await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+        broker.cut()
+        async with client.transaction() as txn:
+            taken += [await consumer.receive() for _ in range(2)]
+            await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+        assert [each.data() for each in taken] == [b"%d" % number for number in range(6)]
+        with pytest.raises(magnetar.Timeout):
+            await consumer.receive(1000)
+        assert broker.topics[TOPIC].subscriptions["s"].done == set(range(1 if batched else 6))
+
+    run(body)
+
+
+def test_the_first_cumulative_acknowledgement_is_refused_when_copies_may_have_been_taken() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_enabled=False)
+        await producer.send_many([b"0", b"1"])
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        await consumer.receive()
+        broker.cut()
+        await asyncio.sleep(1)
+        copy = await consumer.receive()
+        txn = await client.transaction()
+        with pytest.raises(magnetar.TransactionConflict, match="delivered twice"):
+            await consumer.acknowledge_cumulative(copy, txn=txn)
+        with pytest.raises(magnetar.TransactionAborted):
+            await txn.commit()
+        async with client.transaction() as txn:
+            taken = [await consumer.receive() for _ in range(2)]
+            await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+        assert [each.data() for each in taken] == [b"0", b"1"]
+        assert broker.topics[TOPIC].subscriptions["s"].done == {0, 1}
+
+    run(body)
+
+
 def test_two_consumers_of_a_subscription_do_not_count_a_message_twice_in_one_transaction() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         await (await client.create_producer("t")).send(b"0")
