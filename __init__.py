@@ -27,7 +27,7 @@ __version__ = _versions.PRODUCT
 if TYPE_CHECKING:
     from .client import admin, functions
     from .client import aio as asyncio  # noqa: F401 - see __all__
-    from .client.blocking import table_view as tableview
+    from .client.blocking import client as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
     from .client.blocking.process import process
     from .client.blocking.producer import Half

@@ -92,7 +92,7 @@ def _servers(root: Path, bookies: int) -> tuple[Server, Server]:
 @contextmanager
 def _both_clusters(bookies: int) -> Iterator[Both]:
     """A cluster of processes without security, and one with: as many copies as bookies."""
-    from magnetar.cli.common.processes import Cluster, Process
+    from magnetar.cli.demo import Cluster, Process
 
     names = ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM") if bookies == 1 else ()
     copies = {f"MAGNETAR_BROKER_{name}": "1" for name in names}
@@ -184,7 +184,7 @@ def connect(options: Options) -> Run:
     """Connections per second, each with a handshake, an authenticated look-up, and its end; AT_ONCE at a time."""
     from magnetar.client.connect.authentication import make_caller_access
     from magnetar.client.connect.connections import client_world
-    from magnetar.client.connect.service_url import parse_service_url
+    from magnetar.client.connect.discovery import parse_service_url
     from magnetar.proto import wire_pb2 as wire
     from magnetar.runtime.network import rpc
 

@@ -28,8 +28,20 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
-from ..ledger.adds_format import Entry, encode_statuses, verify_add, verify_adds
-from ..ledger.peer_format import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, pack_added
+from ..ledger.peer_format import (
+    FENCING,
+    RECOVERING,
+    AnswerHead,
+    Entry,
+    Op,
+    RequestHead,
+    Status,
+    decode_request,
+    encode_statuses,
+    pack_added,
+    verify_add,
+    verify_adds,
+)
 from ..runtime.clock import Clock
 from ..runtime.metrics import BYTES, SECONDS, Histogram
 from ..runtime.network import Request

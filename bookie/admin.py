@@ -75,12 +75,12 @@ from ..runtime.clock import Clock
 from ..runtime.descriptors import PROCESS
 from ..runtime.metrics import RecentQuantiles
 from ..runtime.tasks import Tasks
-from .disk_monitor import DiskMonitor
 from .maintenance import marks
 from .maintenance.copies_core import GONE, bookies_of_ledger
 from .maintenance.garbage import GarbageCollector, GarbageProgress, GarbageResult
 from .maintenance.restore import LimboRestorer
 from .maintenance.scrub import Scrubber
+from .registration import DiskMonitor
 from .store.disk import NoSpace
 from .store.entrylog.mover import LogPlan
 from .store.store import Store

@@ -5,7 +5,7 @@
     await bookie.close()                                     in order: no new requests, the queue is synced, files
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register. A registered bookie serves.
-In the background: registration.py, disk_monitor.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
+In the background: registration.py, registration.py, garbage.py, restore.py, scrub.py, repair (auto-recovery).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from ..runtime.memory_shares import MIB, MemoryShare
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing, World
 from ..runtime.tasks import Supervisor, run_to_end
-from .disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .format.journal import DamagedFile
 from .maintenance.garbage import CompactionSchedule, GarbageCollector, GracePeriod
 from .maintenance.repair import RepairSupervisor
@@ -35,7 +34,7 @@ from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
 from .maintenance.restore import LimboRestorer, largest_allocated_ledger
 from .maintenance.scrub import EntryRepairer, QuarantineReports, Scrubber
 from .maintenance.seen import RollbackGuard
-from .registration import NewSession, PositionRecorder, Registration
+from .registration import DiskLimits, DiskMonitor, DiskState, NewSession, PositionRecorder, Registration
 from .service import HELD_PARTS, BookieService
 from .store import identity
 from .store.disk import NoDescriptor, NoSpace

@@ -112,7 +112,7 @@ def _write(text: str, meant: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- verbs
 def _source(value: str) -> str:
-    from ..security.secrets import describe_source
+    from ..security.settings import describe_source
 
     return describe_source(value)
 
@@ -156,7 +156,7 @@ def show(name: str, output: str) -> None:
 def _value(key: str, given: str) -> str:
     """Returns the value of an option as it is written: paths are absolute."""
     if key == "url":
-        from ..client.connect.service_url import parse_service_url
+        from ..client.connect.discovery import parse_service_url
 
         parse_service_url(given)
         return given

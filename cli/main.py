@@ -22,9 +22,9 @@ COMMANDS = {
     "consume": LazyCommand(".produce", "consume", "Receive messages of a topic."),
     "migrate": LazyCommand(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),
     "outbox": LazyCommand(".outbox", "outbox", "Outbox of a database: relay its rows; list, park, revive, drop them."),
-    "status": LazyCommand(".admin.status", "status", "The cluster on one screen, and whether somebody is needed."),
-    "top": LazyCommand(".admin.status", "top", "Topics with most traffic, the largest backlog or the oldest message."),
-    "why": LazyCommand(".admin.status", "why", "Why subscriptions of a topic do not get on, and what keeps its data."),
+    "status": LazyCommand(".admin.cluster", "status", "The cluster on one screen, and whether somebody is needed."),
+    "top": LazyCommand(".admin.cluster", "top", "Topics with most traffic, the largest backlog or the oldest message."),
+    "why": LazyCommand(".admin.cluster", "why", "Why subscriptions of a topic do not get on, and what keeps its data."),
     "doctor": LazyCommand(".admin.doctor", "doctor", "Go through coded checks: what is wrong, and what helps."),
     "support-bundle": LazyCommand(
         ".admin.support_bundle", "support_bundle", "Collect what support asks for, without secrets and messages."

@@ -123,7 +123,7 @@ def list_rows(database: Database, out: CommandOutput, state: str | None, topic: 
       magnetar outbox list --database sqlite:///shop.db --state parked
       magnetar outbox list --database sqlite:///shop.db -o json | jq '.[].error'
     """
-    from ..client.outbox.rows import RowState
+    from ..client.outbox.tables import RowState
 
     wanted = RowState[state.upper()] if state is not None else None
     rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
@@ -354,7 +354,7 @@ def _report(running: Relay, session: Session, stopped: threading.Event, every_s:
 
 
 def _is_empty(running: Relay) -> bool:
-    from ..client.outbox.rows import OutboxUnreachable
+    from ..client.outbox.tables import OutboxUnreachable
 
     try:
         lag = running.lag()
@@ -364,7 +364,7 @@ def _is_empty(running: Relay) -> bool:
 
 
 def _record(running: Relay) -> dict[str, Any]:
-    from ..client.outbox.rows import OutboxUnreachable
+    from ..client.outbox.tables import OutboxUnreachable
 
     record = running.statistics()
     try:

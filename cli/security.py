@@ -131,7 +131,7 @@ def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     from ..proto.names import check_role
     from ..runtime.clock import SystemClock
     from ..security.authority import write_secret
-    from ..security.secrets import Secret, read_private_file
+    from ..security.settings import Secret, read_private_file
     from ..security.token import create_token
 
     check_role(role)

@@ -50,9 +50,9 @@ from .handle import LedgerEnd, LedgerWriter
 from .lost import LostEntriesSearch
 from .metadata_core import RecordWrite, create_record, new_record, striping
 from .peer_format import KEY_BYTES
-from .pending_core import Striping
 from .placement_core import ReplicationShortfall, reduce_striping
 from .reader import LedgerReader
+from .writer_core import Striping
 
 # ----------------------------------------------------------------------------------------------------- deletions
 # The ledgers that were deleted, for ever: without this record no bookie deletes a ledger's data.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..proto.errors import InvalidConfiguration
-from .pending_core import Striping
+from .writer_core import Striping
 
 
 class LedgerConfig(msgspec.Struct, frozen=True):

@@ -46,17 +46,17 @@ from ..proto.errors import (
     MessageTooLarge,
     OutcomeUnknown,
 )
-from ..runtime.files import Buffer
+from ..runtime.disk import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
 from .lost import store_transition
 from .metadata_core import TransitionRefused, change_ensemble, close_by_writer, striping_of_record
 from .peer_format import Flags, Op, RequestHead
-from .pending_core import AddsAcked, SendAdd
 from .reader_core import AppendPayload, VerifiedTail
 from .sender import AddSender, AppendWithFuture, LateBookieAnswer
 from .writer_core import (
+    AddsAcked,
     ChangeEnsemble,
     ChangeFact,
     CloseLedger,
@@ -73,6 +73,7 @@ from .writer_core import (
     LedgerEnded,
     NoReplacement,
     QuorumTimedOut,
+    SendAdd,
     Writer,
     WriterState,
 )

@@ -26,7 +26,7 @@ from itertools import pairwise
 import msgspec
 
 from ..metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
-from .pending_core import Striping
+from .writer_core import Striping
 
 
 class TransitionRefusal(enum.Enum):

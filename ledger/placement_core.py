@@ -40,7 +40,7 @@ from typing import Protocol
 
 import msgspec
 
-from .pending_core import Striping
+from .writer_core import Striping
 
 WEIGHT_RATIO_MAX = 3.0
 """Largest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""

@@ -3,7 +3,7 @@
 The bound of an open ledger is a *lower* bound: entries up to it are stored for ever, more may exist, and -1 does not
 mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other; the next one also when none has
 answered for `speculative_read_s`. The first good answer wins and the other requests are cancelled. Damaged bytes, or
-those of another entry, count as no answer and are reported (damage.py). When every replica fails, the record is read
+those of another entry, count as no answer and are reported (bookies.py). When every replica fails, the record is read
 again once (re-replication may have moved the fragment). If they fail again: DataLost when the ledger is closed and
 every replica is certain that it does not have the entry (an alarm, never skipped), else Unavailable.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
-from ..runtime.files import Buffer
+from ..runtime.disk import Buffer
 from ..runtime.tasks import run_then
 from . import lost as records
 from .bookies import Bookies

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
 from ..proto.checksum import JOINED_BYTES_MIN, combine_checksums, crc32c
-from ..runtime.files import Buffer
+from ..runtime.disk import Buffer
 from .metadata_core import find_fragment_of_entry, striping_of_record
 from .peer_format import ENTRY_HEADER
-from .pending_core import PendingAdd
+from .writer_core import PendingAdd
 
 # --------------------------------------------------------------------------------------------------- stored_core
 # The stored entry: sealed by its writer, opened and verified by its reader (ledger/peer_format.py).

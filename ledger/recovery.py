@@ -3,7 +3,7 @@ effects.
 
 Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is fenced, read and written back, and the
 record is closed. A stop at any point leaves the ledger IN_RECOVERY: its writer cannot confirm any more, readers have
-what was confirmed, and any client may finish. Bytes that are not the entry are reported (damage.py).
+what was confirmed, and any client may finish. Bytes that are not the entry are reported (bookies.py).
 
 With `joined` the caller closes the record, in one commit with other changes: it gets the `RecoveryResult.end` to put
 into that commit. Until it is committed nothing is decided, and another recoverer may store another end.
@@ -21,13 +21,12 @@ from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, NodeUpdate, VersionedValue
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
-from ..runtime.files import Buffer
+from ..runtime.disk import Buffer
 from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
 from .lost import store_transition
 from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
-from .pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from .reader_core import StoredCopy, encode_header, verify_entry
 from .recovery_core import (
     CloseRecovered,
@@ -47,6 +46,7 @@ from .recovery_core import (
     SendFence,
     SendRead,
 )
+from .writer_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1

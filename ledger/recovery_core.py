@@ -47,8 +47,8 @@ from typing import NamedTuple, assert_never
 
 from ..metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata_core import find_fragment_of_entry, striping_of_record
-from .pending_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
 from .reader_core import StoredCopy
+from .writer_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
 
 # ---------------------------------------------------------------------------------------------------- votes_core
 # The votes of a write set on one entry, and what they prove (recovery_core.py, rules 2 and 3). Pure.

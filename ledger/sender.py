@@ -24,15 +24,24 @@ from typing import NamedTuple
 
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
-from ..runtime.files import Buffer
+from ..runtime.disk import Buffer
 from ..runtime.peer.inside import InProcessRequest
-from .adds_format import ADDS_MAX, decode_statuses, encode_adds
 from .bookies import Bookies
 from .config import LedgerConfig
-from .peer_format import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
-from .pending_core import AddFailed, AddsAcked, SendAdd
+from .peer_format import (
+    ADDED,
+    ADDS_MAX,
+    ANSWER_BYTES,
+    Op,
+    Status,
+    decode_answer,
+    decode_statuses,
+    encode_add_many,
+    encode_adds,
+    pack_add,
+)
 from .reader_core import AppendPayload, VerifiedTail, encode_header
-from .writer_core import AddRefused, EntryOutcome
+from .writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, SendAdd
 
 REQUEST_BYTES_MAX = 1 << 20
 """A request ends with the entry with which its payloads reach this size. A bookie's journal block has the same size."""

@@ -380,7 +380,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with delivery times of delayed entries (broker/subscription/delays_format.py)."""
+    """A closed ledger with delivery times of delayed entries (broker/subscription/delays.py)."""
 
     ledger_id: int
     entries: int

@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
 from ..runtime.alarm import Alarm
 from ..runtime.network import World
-from ..runtime.threads import Worker
+from ..runtime.tasks import Worker
 from .paths import INCARNATIONS
 from .store import Check, MetadataStore, NodeChanged, Operation, Put, VersionedValue, WatchReset
 from .tree import DiskFailed, EndSession, Job, MetadataTree, Node, OpenSession

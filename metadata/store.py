@@ -437,7 +437,7 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
     """Creates the counter of ledger ids if there is none. With that counter, a bookie does not begin a ledger that has
-    no record (bookie/newcomers.py).
+    no record (bookie/service.py).
     """
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 

@@ -1,7 +1,7 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
 Three transports, each real (runtime/grpc/client.py and server.py on our HTTP/2, runtime/peer/client.py on ZeroMQ,
-runtime/tcp/streams.py on TCP) and simulated (runtime/sim/world.py), implement the protocols of this module.
+runtime/tcp/listening.py on TCP) and simulated (runtime/sim/world.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
@@ -33,9 +33,9 @@ from ..proto.errors import MagnetarError
 from ..proto.names import parse_number
 from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
 from .clock import Clock
-from .files import Buffer, Files
+from .disk import Buffer, Files
 from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
-from .threads import Workers
+from .tasks import Workers
 
 MESSAGE_BYTES_MAX = 16 << 20
 """Largest accepted gRPC message and peer frame; an entry is at most 5 MiB, an envelope about 1 MiB more."""

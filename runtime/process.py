@@ -38,8 +38,8 @@ from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
 from .peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
-from .tcp import streams
-from .threads import SystemWorkers
+from .tasks import SystemWorkers
+from .tcp import listening
 
 # -------------------------------------------------------------------------------------------------------- chance
 # The system's random source: the kernel's bytes, `BLOCK_BYTES` at a time.
@@ -106,10 +106,10 @@ class SystemNetwork:
         return client.connect(endpoint, access)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
-        return await streams.serve(endpoint, service, access)
+        return await listening.serve(endpoint, service, access)
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        return await streams.connect(endpoint, tls)
+        return await listening.connect(endpoint, tls)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None

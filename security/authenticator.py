@@ -34,9 +34,8 @@ from ..runtime.access import (
 from ..runtime.clock import Clock
 from ..runtime.logs import open_audit_log
 from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving, World
-from ..runtime.threads import SystemWorkers, Workers
-from .secrets import describe_source, read_private_file, read_secret
-from .settings import CertificateSection, SecuritySettings
+from ..runtime.tasks import SystemWorkers, Workers
+from .settings import CertificateSection, SecuritySettings, describe_source, read_private_file, read_secret
 from .token import PrincipalCache, RevocationList, TokenProvider, digest_of, time_text
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration
 from .members import METADATA, ROLES, member_name_of_host, member_uri
-from .secrets import Secret, read_private_file
-from .settings import SecuritySettings
+from .settings import Secret, SecuritySettings, read_private_file
 from .token import HEAD, create_token
 
 AUTHORITY_DAYS = 3650

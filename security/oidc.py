@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ..proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
 from ..runtime.access import Principal, TlsFiles
 from ..runtime.clock import Clock
+from ..runtime.tasks import Worker, Workers
 from ..runtime.tcp.http_client import TIMEOUT_S, JsonClient
-from ..runtime.threads import Worker, Workers
 from .settings import OidcSection
 from .token import (
     RSA_BITS_MAX,

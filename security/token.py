@@ -25,8 +25,7 @@ from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
 from ..proto.names import ROLE_CHARACTERS_MAX, is_role
 from ..runtime.access import Principal, PrincipalKind
 from ..runtime.clock import Clock
-from .secrets import Secret, WatchedValue, read_secret
-from .settings import TokenSection
+from .settings import Secret, TokenSection, WatchedValue, read_secret
 
 # ---------------------------------------------------------------------------------------------------- remembered
 # Principals of credentials that were verified: a look-up takes 2 µs, a verification 50 to 200, a password 80,000.

@@ -6,5 +6,5 @@ options.py (the options) → offsets.py (what a trigger reads; pure) → ranges.
 rows.py (entries to Arrow) → source.py, sink.py (Spark's interfaces) → datasource.py (the entry point).
 
 Guarantees: the source is replayable and deterministic for a range of indexes; the sink of a stream counts each batch
-once (delivery.py). So a query from topic to topic is exactly once. Other sinks are at least once, never less (sink.py).
+once (sink.py). So a query from topic to topic is exactly once. Other sinks are at least once, never less (sink.py).
 """

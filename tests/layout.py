@@ -1,6 +1,6 @@
 """The repository as data: its modules, what each imports, and what each names. test_layout.py and test_map.py judge it.
 
-A module is known by its path below the root ("bookie/store/journal/journal.py"); its imports are resolved to modules of
+A module is known by its path below the root ("bookie/store/journal.py"); its imports are resolved to modules of
 the repository, relative ones too, wherever in the file they stand: an import inside a function has a direction like any
 other.
 """
@@ -33,7 +33,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    path: str  # "bookie/store/journal/journal.py"
+    path: str  # "bookie/store/journal.py"
     text: str = field(repr=False)
 
     @cached_property

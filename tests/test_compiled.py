@@ -14,8 +14,8 @@ import pytest
 
 import magnetar
 from magnetar.bookie import adds
+from magnetar.bookie.store import journal as journal
 from magnetar.bookie.store import memtable
-from magnetar.bookie.store.journal import journal
 from magnetar.broker.log import appender
 from magnetar.broker.session import producer as session
 from magnetar.broker.topic import producer as publisher

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from magnetar.cli.common.processes import free_port, with_parent_death_signal
+from magnetar.cli.demo import free_port, with_parent_death_signal
 
 from .maven import HERE, Missing, jars, tool
 

@@ -16,7 +16,7 @@ from ..harness import Options, Run, measured
 from .bookies import in_directory
 
 if TYPE_CHECKING:
-    from magnetar.bookie.store.journal.journal import Journal
+    from magnetar.bookie.store.journal import Journal
     from magnetar.runtime.network import World
 
 LEDGERS = 100
@@ -102,9 +102,9 @@ async def _raw(path: str, flags: int, size: int, blocks: int) -> float:
 async def _journal(directory: str, size: int, blocks: int, direct: bool) -> float:
     """The same through a journal of its own, whose segment is zero-filled and large enough: one record per block."""
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
-    from magnetar.bookie.store.journal.group_commit_core import WORKERS
-    from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.replay import JournalPosition
+    from magnetar.bookie.store.group_commit_core import WORKERS
+    from magnetar.bookie.store.journal import Journal
+    from magnetar.bookie.store.replay import JournalPosition
     from magnetar.runtime.process import real_world
 
     world = real_world()
@@ -172,9 +172,9 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.format import mark
     from magnetar.bookie.format.journal import RecordType
     from magnetar.bookie.store import disk
-    from magnetar.bookie.store.journal.group_commit_core import WORKERS
-    from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.replay import JournalPosition
+    from magnetar.bookie.store.group_commit_core import WORKERS
+    from magnetar.bookie.store.journal import Journal
+    from magnetar.bookie.store.replay import JournalPosition
 
     path = os.path.join(directory, "mark")
     found, _ = mark.decode_mark(disk.read_file(world.files, path), uuid, path)

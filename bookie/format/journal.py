@@ -27,7 +27,7 @@ no block can be distinguished from stale bytes, so the file has two headers, in 
 Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that its
 own bytes were synced: no mark beyond its offset, no later valid block of this journal whose `synced_upto` is beyond its
 offset, no later journal whose header gives an end beyond it. Otherwise it is damage in durable data: the reader reports
-it and goes on after it. The decision is `bookie/store/journal/replay.py: JournalReader`; this module
+it and goes on after it. The decision is `bookie/store/replay.py: JournalReader`; this module
 knows single blocks only.
 
 Example: FENCE of ledger 5 is the record

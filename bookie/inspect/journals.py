@@ -1,6 +1,6 @@
 """The journal's files, block by block and record by record (format/journal.py), also after damage.
 
-The rule is that of store/journal/replay.py `JournalReader`. A block that is not whole is one of these:
+The rule is that of store/replay.py `JournalReader`. A block that is not whole is one of these:
 
     the end     nothing of this use of the file is after it: zeros, or what an earlier use left
     torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it
@@ -29,7 +29,7 @@ from ..format.journal import (
     intact_records,
 )
 from ..store.boot import JOURNAL
-from ..store.journal.replay import FILLING, SPARE, SUFFIX, journal_name
+from ..store.replay import FILLING, SPARE, SUFFIX, journal_name
 from .snapshot import (
     Damage,
     ReadableFile,

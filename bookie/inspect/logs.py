@@ -26,10 +26,9 @@ from ..format.journal import RECORD_BYTES_MAX, RecordType, crc32c
 from ..store.boot import ENTRIES, JOURNAL
 from ..store.entrylog.files import log_name
 from ..store.index import ExtentPlace
-from ..store.journal.replay import journal_name
+from ..store.replay import journal_name
 from . import indexes, journals
-from .indexes import index_path, walk_log_extents
-from .ledgers import read_index_overview
+from .indexes import index_path, read_index_overview, walk_log_extents
 from .snapshot import (
     WINDOW_BYTES,
     Damage,

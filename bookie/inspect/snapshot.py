@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...proto.names import parse_number
-from ...runtime.files import File, Files, join_path
+from ...runtime.disk import File, Files, join_path
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import mark as note
@@ -41,7 +41,7 @@ from ..store import boot, disk
 from ..store import state_log as losses
 from ..store.checkpoint import MARK
 from ..store.identity import COOKIE
-from ..store.journal.replay import Damage
+from ..store.replay import Damage
 
 __all__ = [
     "Damage",

@@ -3,12 +3,21 @@
 Live bytes are those of extents whose ledger has no tombstone, in a log that is not drained. Garbage collection decides
 by the same number (bookie/maintenance/garbage.py); it is stored nowhere. The ledgers of a log are summed up by merging
 its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
+
+A store as one HTML page: its logs as bars with the ledgers inside, its journals with the mark, its ledgers.
+
+The page needs nothing else: no script, no font, no picture from elsewhere. Its colours follow the reader's light or
+dark setting; what colour says is said by words and hatching as well. It is well-formed XML, every text is escaped.
+
+A log's bar is as long as its file is large, compared with the largest. Inside, from the left: the ledgers that hold it,
+largest first; all smaller living ones; dead bytes, hatched; what is no record (headers, room allocated ahead).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,7 +25,8 @@ from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
 from ..store.index import ExtentPlace
 from ..store.state_log import StateLog
-from . import indexes, journals, ledgers, logs
+from . import indexes, journals, logs
+from . import indexes as ledgers
 from .indexes import IndexFile, IndexGroup
 from .snapshot import Damage, RemovedFile, Snapshot, open_file
 
@@ -238,3 +248,215 @@ def _size_of_plain(snapshot: Snapshot, path: str) -> int:
         return _size(snapshot, path) or 0
     except OSError:  # a folder
         return 0
+
+
+LEDGERS_SHOWN = 30
+WIDTH = 1000.0
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+STYLE = """
+:root { color-scheme: light dark; --page: #fcfcfb; --ink: #1d1f23; --faint: #5d636d; --line: #c9ccd1; --live-a: #2f6fb3;
+  --live-b: #5a93cf; --rest: #9dbfe3; --dead: #b9bcc2; --room: #eceef0; --mark: #b4540a; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --page: #17191c; --ink: #e8e9eb; --faint: #a3a9b3; --line: #454a52;
+  --live-a: #6ea8e6; --live-b: #4a83c2; --rest: #35597f; --dead: #5b6069; --room: #24272c; --mark: #f0a35e;
+  --bad: #ff8a80; } }
+body { background: var(--page); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto;
+  max-width: 70rem; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } .faint { color: var(--faint); }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .6rem 1.5rem; }
+dt { color: var(--faint); font-size: .85rem; } dd { margin: 0; font-variant-numeric: tabular-nums; }
+.row { margin: .7rem 0; } .row p { margin: 0 0 .15rem; font-variant-numeric: tabular-nums; }
+svg { display: block; height: 1.4rem; width: 100%; } rect { shape-rendering: crispEdges; }
+.live-a { fill: var(--live-a); } .live-b { fill: var(--live-b); } .rest { fill: var(--rest); }
+.dead { fill: url(#hatch); } .hatch { stroke: var(--dead); stroke-width: 3; } .room { fill: var(--room); }
+.mark { fill: var(--mark); } .frame { fill: none; stroke: var(--line); } .bad { color: var(--bad); }
+ul.key { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; list-style: none; padding: 0; }
+ul.key svg { display: inline-block; height: .9rem; width: 1.6rem; vertical-align: -.1rem; margin-right: .4rem; }
+"""
+HATCH = (
+    '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><defs><pattern id="hatch" width="6" height="6"'
+    ' patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" x2="0" y2="6"/>'
+    "</pattern></defs></svg>"
+)
+
+
+class Piece(NamedTuple):
+    """A part of a bar in the picture, in bytes."""
+
+    kind: str
+    bytes: int
+    title: str
+
+
+def render_html(snapshot: Snapshot, summary: StoreSummary) -> str:
+    cookie = snapshot.cookie
+    name = "unknown bookie" if cookie is None else f"bookie {cookie.bookie}"
+    return "\n".join([
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8"/><meta name="viewport" content="width=device-width"/>',
+        f"<title>Store of {escape(name)}</title><style>{escape(STYLE, quote=False)}</style></head><body>",
+        HATCH,
+        f'<h1>Store of {escape(name)}</h1><p class="faint">{escape(summary.directory)}</p>',
+        *_numbers(summary),
+        *_limbo(snapshot),
+        *_damages(summary),
+        f"<h2>Entry logs</h2>{_KEY}",
+        *_logs(summary.logs),
+        "<h2>Journals</h2>",
+        *_journals(snapshot, summary.journals),
+        "<h2>Ledgers that hold most</h2>",
+        *_ledgers(summary.logs),
+        "</body></html>",
+        "",
+    ])  # fmt: skip
+
+
+def size_text(count: int) -> str:
+    """Returns a size as text, such as `1.5 GiB`."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} bytes"
+
+
+def _numbers(summary: StoreSummary) -> Iterator[str]:
+    dead = sum(log.data_bytes - log.live_bytes for log in summary.logs)
+    limbo = "no" if summary.limbo_upto < 0 else f"up to ledger {summary.limbo_upto}"
+    facts = {
+        "entry logs": f"{len(summary.logs)}, {size_text(summary.log_bytes)}",
+        "live in them": size_text(summary.live_bytes),
+        "dead in them": size_text(dead),
+        "journals": f"{len(summary.journals)}, {size_text(sum(each.bytes for each in summary.journals))}",
+        "spare segments": size_text(summary.spare_bytes),
+        "ledgers": f"{summary.ledgers:,}",
+        "deleted (intervals)": f"{summary.tombstones:,}",
+        "quarantined (intervals)": f"{summary.quarantined:,}",
+        "limbo": limbo,
+        "ledger index": size_text(summary.ledger_index_bytes),
+    }
+    yield "<dl>"
+    for name, value in facts.items():
+        yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+    yield "</dl>"
+
+
+def _limbo(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.reasons:
+        yield '<h2 class="bad">In limbo, because</h2><ul>'
+        yield from (f"<li>{escape(reason)}</li>" for reason in snapshot.reasons)
+        yield "</ul>"
+
+
+def _damages(summary: StoreSummary) -> Iterator[str]:
+    if summary.damages:
+        yield f'<h2 class="bad">Damaged: {len(summary.damages)}</h2><ul>'
+        for damage in summary.damages:
+            yield f"<li>{escape(damage.path)}, offset {damage.offset}: {escape(damage.reason)}</li>"
+        yield "</ul>"
+
+
+def _logs(logs: list[LogSummary]) -> Iterator[str]:
+    largest = max((log.bytes for log in logs), default=0)
+    if not logs:
+        yield '<p class="faint">none</p>'
+    for log in logs:
+        bad = f', <span class="bad">{len(log.damages)} damaged</span>' if log.damages else ""
+        yield (
+            f'<div class="row" id="log-{log.log}"><p>log {log.log}, {escape(log.state)}: {size_text(log.bytes)}, '
+            f"{100 * log.live_share:.0f} % live, held by {log.live_ledgers:,} of {log.ledgers:,} ledgers{bad}</p>"
+        )
+        yield _bar(f"log {log.log}", _pieces(log), largest) + "</div>"
+
+
+def _pieces(log: LogSummary) -> list[Piece]:
+    live = log.state != "drained"
+    holders = [holder for holder in log.holders if holder.live and live]
+    shown = sum(holder.bytes for holder in holders)
+    pieces = [
+        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes, f"ledger {holder.ledger}: {size_text(holder.bytes)}")
+        for i, holder in enumerate(holders)
+    ]
+    others = log.live_ledgers - len(holders)
+    pieces.append(
+        Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {size_text(log.live_bytes - shown)}")
+    )
+    dead = log.data_bytes - log.live_bytes
+    pieces.append(Piece("dead", dead, f"dead: {size_text(dead)}"))
+    room = max(log.bytes - log.data_bytes, 0)
+    pieces.append(Piece("room", room, f"no records: {size_text(room)}"))
+    return pieces
+
+
+def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[str]:
+    largest = max((each.bytes for each in journals), default=0)
+    number, offset = (0, 0) if snapshot.mark is None else snapshot.mark.position
+    if not journals:
+        yield '<p class="faint">none</p>'
+    for each in journals:
+        before = each.end if each.journal < number else min(offset, each.end) if each.journal == number else 0
+        marked = f", the mark at {offset:,}" if each.journal == number else ""
+        bad = f', <span class="bad">{len(each.damages)} damaged</span>' if each.damages else ""
+        yield (
+            f'<div class="row" id="journal-{each.journal}"><p>journal {each.journal}: {size_text(each.bytes)}, '
+            f"written up to {each.end:,}{marked}{bad}</p>"
+        )
+        pieces = [
+            Piece("dead", before, f"before the mark: {size_text(before)} are in entry logs"),
+            Piece("live-a", each.end - before, f"after the mark: {size_text(each.end - before)} would be replayed"),
+            Piece("room", max(each.bytes - each.end, 0), "not written yet"),
+        ]
+        yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"
+
+
+def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
+    totals: dict[int, LedgerShare] = {}
+    for log in logs:
+        for holder in log.holders:
+            known = totals.get(holder.ledger, holder._replace(bytes=0))
+            totals[holder.ledger] = known._replace(bytes=known.bytes + holder.bytes)
+    largest = sorted(totals.values(), key=lambda each: (-each.bytes, each.ledger))[:LEDGERS_SHOWN]
+    yield '<p class="faint">Their bytes in the logs of which they are among the largest holders.</p>'
+    for each in largest:
+        what = "live" if each.live else "deleted"
+        yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size_text(each.bytes)}, {what}</p>'
+        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {size_text(each.bytes)}")
+        yield _bar(f"ledger {each.ledger}", [piece], largest[0].bytes) + "</div>"
+
+
+def _bar(label: str, pieces: list[Piece], largest: int, mark: int | None = None) -> str:
+    """Returns a bar of the pieces, one after the other; `largest` bytes are the whole width."""
+    scale = WIDTH / largest if largest else 0.0
+    said = "; ".join(piece.title for piece in pieces if piece.bytes)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH:.0f} 20" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}: {escape(said)}">'
+    ]
+    at = 0
+    for piece in pieces:
+        if piece.bytes > 0:
+            width = piece.bytes * scale
+            parts.append(
+                f'<rect class="{piece.kind}" x="{at * scale:.2f}" y="0" width="{width:.2f}" height="20" '
+                f'data-bytes="{piece.bytes}"><title>{escape(piece.title)}</title></rect>'
+            )
+            at += piece.bytes
+    parts.append(f'<rect class="frame" x="0" y="0" width="{at * scale:.2f}" height="20"/>')
+    if mark is not None:
+        parts.append(f'<rect class="mark" x="{max(mark * scale - 1.5, 0):.2f}" y="0" width="3" height="20"/>')
+    return "".join(parts) + "</svg>"
+
+
+def _key_of(kind: str, text: str) -> str:
+    rect = f'<rect class="{kind}" x="0" y="0" width="28" height="14"/><rect class="frame" width="28" height="14"/>'
+    return f'<li><svg viewBox="0 0 28 14" aria-hidden="true">{rect}</svg>{text}</li>'
+
+
+_KEY = (
+    '<ul class="key">'
+    + _key_of("live-a", "a ledger")
+    + _key_of("live-b", "the next ledger")
+    + _key_of("rest", "all smaller ledgers")
+    + _key_of("dead", "dead: of deleted ledgers")
+    + _key_of("room", "no records")
+    + "</ul>"
+)

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...ledger.metadata_core import striping_of_record
-from ...ledger.pending_core import Striping
+from ...ledger.writer_core import Striping
 from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
 from ..store.memtable import IntegerIntervals
 

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import msgspec
 
 from ...ledger import lost as records
-from ...ledger.adds_format import ADDS_MAX, decode_statuses, encode_adds
 from ...ledger.bookies import Bookies
 from ...ledger.client import LedgerClient
 from ...ledger.metadata_core import TransitionRefused, replace_in_fragment
 from ...ledger.peer_format import (
+    ADDS_MAX,
     ENTRIES_MAX,
     ENTRY_HEADER,
     Flags,
@@ -34,7 +34,9 @@ from ...ledger.peer_format import (
     RequestHead,
     Status,
     decode_held,
+    decode_statuses,
     encode_add_many,
+    encode_adds,
 )
 from ...ledger.reader import LedgerReader
 from ...ledger.reader_core import StoredCopy, encode_header

@@ -33,8 +33,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 
+from ...ledger.bookies import subtract_ranges
 from ...ledger.client import LedgerClient
-from ...ledger.damage import subtract_ranges
 from ...ledger.metadata_core import striping_of_record
 from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader

@@ -25,8 +25,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
+from ...ledger.bookies import Ranges, store_report, subtract_ranges
 from ...ledger.client import LedgerClient
-from ...ledger.damage import Ranges, store_report, subtract_ranges
 from ...ledger.peer_format import Status
 from ...ledger.reader_core import verify_entry
 from ...metadata import paths
@@ -34,7 +34,7 @@ from ...metadata.records import DamagedEntriesRecord, DamagedRecord
 from ...metadata.store import UNREADABLE, MetadataStore, get_readable_record
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ...runtime.files import join_path
+from ...runtime.disk import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.index import Extent
@@ -275,7 +275,7 @@ class QuarantineReports:
     """Stores in the metadata which entries are quarantined on this bookie: one record per ledger, which is removed when
     all of its entries are repaired.
 
-    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first
+    Readers add to the record the entries that this bookie sent damaged (ledger/bookies.py). At the first
     `store_reports`, and then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and
     `adopted` is called, so that it is repaired from the other bookies, which ends quarantine and report. An entry that
     is whole, or of a ledger that is unknown here, is removed from the record.

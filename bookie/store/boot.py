@@ -5,7 +5,7 @@
     3  logs above the last committed number and drained logs are removed, and the two open logs are truncated to their
        marked ends: a checkpoint or a move did not end. No log is open after that: the next mark names none
     4  the index files of all logs, heads only
-    5  the journal from the mark on (store/journal/replay.py), into the memtable and descriptors; flushed when
+    5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when
        it gets too big
     6  a new journal file, whose header says where the old one ended
     7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
@@ -43,8 +43,8 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ...ledger.peer_format import ENTRY_LAC
-from ...runtime.files import Files, join_path
-from ...runtime.threads import Worker
+from ...runtime.disk import Files, join_path
+from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import ALIGNMENT, BlockRecords, DamagedFile, ForeignFile, RecordType
 from ..format.ledger_index import DrainedLog, QuarantinedEntries
@@ -55,11 +55,10 @@ from .checkpoint import MARK, Checkpoint, JournalPort
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index import LoadedIndexGroup
-from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile
-from .journal.replay import JournalPosition, JournalReader, journal_numbers
+from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerIndexFile, LoadedIndex
 from .memtable import EntryTable, Memtable, Stored
+from .replay import JournalPosition, JournalReader, journal_numbers
 from .state_log import DataLossLog, DirectoryFacts, read_or_damaged
-from .table import LoadedIndex
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 

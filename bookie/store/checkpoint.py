@@ -36,18 +36,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
-from ...runtime.files import Files
+from ...runtime.disk import Files
 from ...runtime.metrics import SECONDS, Histogram
-from ...runtime.tasks import run_to_end
-from ...runtime.threads import Worker
+from ...runtime.tasks import Worker, run_to_end
 from ..format import mark as mark_format
 from ..format.mark import CheckpointMark
 from . import disk
 from .entrylog.writer import LogNumbers, LogWriter, MemtableFlush, WrittenEntries
 from .index import EntryLogIndex
 from .index_files import IndexContent, LedgerDescriptors, LedgerIndexFile
-from .journal.replay import JournalPosition
 from .memtable import RELEASE_SLICE, Memtable, clear_in_steps
+from .replay import JournalPosition
 from .state_log import Fact
 
 MARK = "mark"

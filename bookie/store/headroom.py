@@ -23,22 +23,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from ...runtime.files import Files, join_path
-from ...runtime.threads import Worker
+from ...runtime.disk import Files, join_path
+from ...runtime.tasks import Worker
 from ..format import mark as mark_format
 from ..format.journal import DamagedFile
 from . import disk
 from .checkpoint import MARK
 from .entrylog import files as log_files
-from .journal.journal import Journal
-from .journal.replay import FILLING, SPARE, SUFFIX, journal_name
+from .journal import Journal
+from .replay import FILLING, SPARE, SUFFIX, journal_name
 
 # ------------------------------------------------------------------------------------------------------- reserve
 # The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
 #
 # Compaction, checkpoints, recovery adds and a start need room before they free some. On a disk without any free byte
 # none of them could begin. `release` removes the file and so frees its size. From then on the bookie takes no adds of
-# clients (bookie/disk_monitor.py) until `fill` has allocated the file again.
+# clients (bookie/registration.py) until `fill` has allocated the file again.
 #
 #     size = `bytes_min`, or a sixteenth of all entry logs when that is more, up to `bytes_max` (a whole log: the most
 #            that a move of compaction needs), but at most 5 % of the disk; whole pages

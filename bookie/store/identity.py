@@ -53,12 +53,12 @@ from ...metadata.store import (
     update_record,
 )
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
-from ...runtime.files import File, Files, join_path
+from ...runtime.disk import File, Files, join_path
 from ...runtime.network import World
 from ..format import cookie as cookie_format
 from ..format.cookie import Cookie
 from . import boot, checkpoint, disk
-from .journal.replay import JournalPosition
+from .replay import JournalPosition
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 

@@ -5,32 +5,262 @@ the disk (`LedgerIndexFile`): keys, fence bits, LACs and facts (format/ledger_in
 as the next generation, when there is room. Neither counts before the mark names generation and end; `on_committed` then
 removes the old generation. `load` reads exactly what the mark names: it returns the whole records and reports what is
 missing, and the next `write` rewrites the file, with or without room.
+
+The keys of ledgers: which request opens a ledger, and with which key a ledger may begin here.
+
+A ledger has one key for ever, that of the first intent that was admitted. Its KEY record is in the same group of the
+journal as that intent, so a start never finds an entry, a fence or an LAC of a ledger without its key.
+
+    introduce(ledger, key)            the metadata has a record of the ledger with this key
+    verdict(ledger, key)              whether an intent with this key is admitted
+    ensure_descriptor(ledger, key)    the descriptor, after OK; enqueues the KEY record if it is not durable
+    take_enqueued()                   the KEY records of the group that is sealed now
+
+`TombstoneWriter` writes the tombstones of deleted ledgers. Bound: `INTRODUCED_MAX` ledgers that were introduced and did
+not begin. Guarded by tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
+
+The ledgers that did not change lately, as in the ledger index: about 50 bytes each, sorted, in leaves.
+
+A `LedgerTable` is never changed: a checkpoint merges what changed into new leaves and shares the others with the table
+before it, in the flush worker, so that the event loop never walks over all ledgers and readers keep a whole table. A
+leaf is up to `2 * LEAF_RECORDS` records of format/ledger_index.py, byte for byte: loading is slicing, a rewrite of the
+ledger index is writing the leaves one after the other.
+
+`TableLoader` makes a table from a ledger index file: each checkpoint appended its ledgers in ascending order, later
+records replace earlier ones. Guarded by tests/bookie/store/test_ledger_table.py.
 """
 
 from __future__ import annotations
 
+import heapq
 import hmac
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, cast
 
 from pyroaring import BitMap64
 
-from ...runtime.files import Files, join_path
+from ...ledger.peer_format import Status
+from ...runtime.disk import Files, join_path
 from ..format import ledger_index
 from ..format.journal import (
     FILE_HEADER_BYTES,
     DamagedFile,
     FileHeader,
     ForeignFile,
+    RecordType,
+    crc32c,
     decode_file_header,
     encode_file_header,
 )
-from ..format.ledger_index import LedgerState, State, Tombstone
+from ..format.ledger_index import RECORD_BYTES, FactKind, LedgerState, State, Tombstone
 from . import disk
 from .index import LruCache
+from .journal import Journal
+from .memtable import IntegerIntervals, Memtable
 from .state_log import Fact, StateLog, read_or_damaged
-from .table import LedgerTable, LoadedIndex, TableLoader, sorted_in_slices
+
+LEAF_RECORDS = 256
+LEAF_BYTES = LEAF_RECORDS * RECORD_BYTES
+_HEAD = struct.Struct(">IBq")
+_LEDGER = struct.Struct(">q")
+_LEDGER_AT = 5
+_CHANGES_MAX = 1 << 17
+"""Records out of order that wait to be merged while a file is loaded: about 30 MB."""
+_SORT_SLICE = 4096
+"""Values that are sorted at once, as that keeps the interpreter: 1 ms for so many, against 50 ms for 100,000."""
+
+
+def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
+    """Yields the values in ascending order. Runs in a worker thread, and sorts in slices, so that the event loop can
+    run in between."""
+    if len(values) <= _SORT_SLICE:
+        return iter(sorted(values))
+    rest = iter(values)
+    slices = list(iter(lambda: sorted(islice(rest, _SORT_SLICE)), []))
+    return heapq.merge(*slices)
+
+
+class LedgerTable:
+    """The records of ledgers that did not change lately, sorted, in leaves. Never changed after it is made."""
+
+    __slots__ = ("_firsts", "leaves")
+
+    def __init__(self, leaves: Iterable[bytes] = ()) -> None:
+        self.leaves = [leaf for leaf in leaves if leaf]
+        self._firsts = array("q", [_LEDGER.unpack_from(leaf, _LEDGER_AT)[0] for leaf in self.leaves])
+
+    def get(self, ledger: int) -> LedgerState | None:
+        at = bisect_right(self._firsts, ledger) - 1
+        if at < 0:
+            return None
+        leaf = self.leaves[at]
+        where = _find(leaf, ledger, 0)
+        if where * RECORD_BYTES == len(leaf) or _ledger(leaf, where) != ledger:
+            return None
+        state = ledger_index.intact_record(leaf, where * RECORD_BYTES)
+        assert isinstance(state, LedgerState), f"the record of ledger {ledger} changed in memory"
+        return state
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the ledgers, ascending."""
+        for leaf in self.leaves:
+            for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
+                yield ledger
+
+    def with_ledger_records(self, changes: Mapping[int, bytes]) -> LedgerTable:
+        """Returns a table in which these records replace the ledgers' old ones."""
+        by_leaf: dict[int, list[int]] = {}
+        for ledger in changes:
+            by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
+        leaves: list[bytes] = []
+        done = 0
+        for at in sorted(by_leaf):
+            leaves += self.leaves[done:at]
+            leaves += _merge(self.leaves[at] if self.leaves else b"", sorted_in_slices(by_leaf[at]), changes)
+            done = at + 1
+        return LedgerTable(leaves + self.leaves[done:])
+
+    def without(self, dead: IntegerIntervals) -> LedgerTable:
+        """Returns a table without the ledgers of these intervals."""
+        leaves: list[bytes] = []
+        for leaf in self.leaves:
+            last = len(leaf) // RECORD_BYTES - 1
+            if dead.intersect(_ledger(leaf, 0), _ledger(leaf, last)):
+                kept = [at * RECORD_BYTES for at in range(last + 1) if _ledger(leaf, at) not in dead]
+                leaf = b"".join([leaf[at : at + RECORD_BYTES] for at in kept])
+            leaves.append(leaf)
+        return LedgerTable(leaves)
+
+
+def _ledger(leaf: bytes, at: int) -> int:
+    found: int = _LEDGER.unpack_from(leaf, at * RECORD_BYTES + _LEDGER_AT)[0]
+    return found
+
+
+def _find(leaf: bytes, ledger: int, low: int) -> int:
+    """Returns the number of the first record, from `low` on, whose ledger is not smaller than `ledger`."""
+    high = count = len(leaf) // RECORD_BYTES
+    if low == count or _ledger(leaf, count - 1) < ledger:
+        return count
+    while low < high:  # as `bisect_left` with a key, which is a call or two a step
+        at = (low + high) // 2
+        if _LEDGER.unpack_from(leaf, at * RECORD_BYTES + _LEDGER_AT)[0] < ledger:
+            low = at + 1
+        else:
+            high = at
+    return low
+
+
+def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
+    """Applies the changes to `leaf`, and yields the leaves that replace it."""
+    parts: list[bytes] = []
+    size = done = 0
+    for ledger in ledgers:
+        at = _find(leaf, ledger, done)
+        for part in (leaf[done * RECORD_BYTES : at * RECORD_BYTES], changes[ledger]):
+            parts.append(part)
+            size += len(part)
+        done = at + (at * RECORD_BYTES < len(leaf) and _ledger(leaf, at) == ledger)
+        if size >= LEAF_BYTES:
+            yield from _cut(parts)
+            parts, size = [], 0
+    yield from _cut([*parts, leaf[done * RECORD_BYTES :]])
+
+
+def _cut(parts: list[bytes]) -> list[bytes]:
+    """Splits data into leaves of the allowed length."""
+    data = b"".join(parts)
+    if len(data) <= 2 * LEAF_BYTES:
+        return [data]
+    return [data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES)]
+
+
+class LoadedIndex(NamedTuple):
+    """The content of a ledger index."""
+
+    table: LedgerTable
+    ledgers: BitMap64  # those of the table without a tombstone
+    facts: list[State]  # in the order in which they were stated
+
+
+class TableLoader:
+    """Makes a table from the file of a ledger index: `feed` gets its whole records in order, slice by slice; `finish`
+    returns the result.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[bytes] = []
+        self._tail: list[bytes] = []  # ascending, above all leaves
+        self._tail_bytes = 0
+        self._highest = -1
+        self._changes: dict[int, bytes] = {}
+        self._facts: list[State] = []
+
+    def feed(self, data: bytes) -> list[int]:
+        """Adds the records in `data`. Returns the offsets of those that are damaged or cut off, which are left out."""
+        bad: list[int] = []
+        begin = 0  # of the records that were not taken yet: ascending, above all before
+        for at in range(0, len(data), RECORD_BYTES):
+            record = data[at : at + RECORD_BYTES]
+            if len(record) < RECORD_BYTES:
+                bad.append(at)
+            else:
+                crc, kind, ledger = _HEAD.unpack_from(record)
+                if crc32c(record[4:]) != crc:
+                    bad.append(at)
+                elif kind == FactKind.LEDGER and ledger > self._highest:
+                    self._highest = ledger
+                    continue
+                elif kind == FactKind.LEDGER:
+                    self._changes[ledger] = record
+                else:
+                    self._fact(record, at, bad)
+            self._append(data[begin:at])
+            begin = at + RECORD_BYTES
+        self._append(data[begin:])
+        if len(self._changes) > _CHANGES_MAX:
+            self._settle()
+        return bad
+
+    def _fact(self, record: bytes, at: int, bad: list[int]) -> None:
+        fact = ledger_index.intact_record(record)
+        if fact is None:
+            bad.append(at)
+        else:
+            self._facts.append(fact)
+
+    def _append(self, records: bytes) -> None:
+        self._tail.append(records)
+        self._tail_bytes += len(records)
+        if self._tail_bytes >= LEAF_BYTES:
+            self._cut()
+
+    def _cut(self) -> None:
+        tail = b"".join(self._tail)
+        self._leaves += [tail[at : at + LEAF_BYTES] for at in range(0, len(tail), LEAF_BYTES)]
+        self._tail, self._tail_bytes = [], 0
+
+    def _settle(self) -> LedgerTable:
+        self._cut()
+        table = LedgerTable(self._leaves).with_ledger_records(self._changes)
+        self._leaves, self._changes = table.leaves, {}
+        return table
+
+    def finish(self) -> LoadedIndex:
+        table = self._settle()
+        ledgers = BitMap64()
+        for leaf in table.leaves:
+            ledgers.update(array("Q", list(LedgerTable([leaf]))))
+        for fact in self._facts:
+            if isinstance(fact, Tombstone):
+                ledgers.remove_range(fact.first, fact.last + 1)
+        return LoadedIndex(table, ledgers, self._facts)
+
 
 # --------------------------------------------------------------------------------------------------- descriptors
 # The descriptors: exactly one per ledger has all that the bookie knows of it besides its entries (BookKeeper #4701).
@@ -414,3 +644,152 @@ def newest(files: Files, directory: str) -> tuple[int, int]:
     finally:
         file.close()
     return int(found[-1].removesuffix(SUFFIX)), FILE_HEADER_BYTES + records * ledger_index.RECORD_BYTES
+
+
+INTRODUCED_MAX = 4096
+"""Ledgers that were introduced and did not begin: those of a burst."""
+
+
+class LedgerKeys:
+    """The keys of one store's ledgers. Changes `descriptors`, and adds records to the open group of `journal`."""
+
+    def __init__(self, descriptors: LedgerDescriptors, journal: Journal) -> None:
+        self._descriptors = descriptors
+        self._journal = journal
+        # keys of ledgers that are not here; None: any ledger may begin
+        self._introduced: LruCache[int, bytes] | None = None
+        self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
+
+    def require_keys_before_ledgers(self) -> None:
+        """Requires from now on that the key of a ledger that is unknown here was introduced before the ledger begins
+        (bookie/service.py).
+        """
+        self._introduced = LruCache(INTRODUCED_MAX)
+
+    def record_key_of_metadata(self, ledger: int, key: bytes) -> None:
+        """Records that the metadata has a record of the ledger with this key."""
+        if self._introduced is not None:
+            self._introduced.put(ledger, key, 1)
+
+    def may_begin_unknown_ledger(self, ledger: int, key: bytes) -> bool:
+        """Returns whether a ledger that is unknown here may begin with this key."""
+        if self._introduced is None:
+            return True
+        known = self._introduced.get(ledger)
+        return known is not None and hmac.compare_digest(known, key)
+
+    def verdict(self, ledger: int, key: bytes) -> Status:
+        """Returns whether an add or a fence with this key is admitted: OK; FENCED if the ledger is deleted,
+        NO_SUCH_LEDGER if it is new and was not introduced, UNAUTHORIZED if it has another key.
+        """
+        descriptor = self._descriptors.get(ledger)
+        if descriptor is not None:
+            return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
+        if ledger in self._descriptors.tombstones:
+            return Status.FENCED
+        return Status.OK if self.may_begin_unknown_ledger(ledger, key) else Status.NO_SUCH_LEDGER
+
+    def judge_read(self, ledger: int, key: bytes) -> Status:
+        """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
+        and must be introduced first.
+        """
+        descriptor = self._descriptors.get(ledger)
+        if descriptor is not None:
+            return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
+        lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
+        return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
+
+    def ensure_key(self, ledger: int, key: bytes) -> Status:
+        """Binds the key to the ledger if the ledger is unknown here. Returns UNAUTHORIZED if the ledger is deleted or
+        has another key. Otherwise returns OK; the key is durable when the next seal is done."""
+        descriptor = self._descriptors.get(ledger)
+        if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.has_key(key)):
+            return Status.UNAUTHORIZED
+        self.ensure_descriptor(ledger, key)
+        return Status.OK
+
+    def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
+        """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record unless the key is
+        durable.
+        """
+        descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
+        if not descriptor.key_synced and ledger not in self._keying:
+            self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
+            self._keying[ledger] = descriptor
+        return descriptor
+
+    def take_enqueued(self) -> dict[int, LedgerDescriptor]:
+        """Removes and returns the descriptors, by ledger, whose KEY records were enqueued since the last seal."""
+        keying, self._keying = self._keying, {}
+        return keying
+
+
+# ---------------------------------------------------------------------------------------------------- tombstones
+# Tombstones of deleted ledgers: only when a ledger's tombstone is durable may its data be removed.
+#
+# Rule (ledger protocol §2.6): no entry of a ledger is removed from a log before its tombstone is durable, in the
+# journal or in the ledger index. Else a start would find the ledger without its entries, and answer NO_SUCH_ENTRY for
+# them.
+#
+#     write(ledgers)   tombstones into the journal, and out of memory with the rest; True: they are durable
+#     settle()         before a log is removed: every tombstone is durable when this returns, also if the journal was
+#     full
+#
+# bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
+# Guarded by tests/bookie/store/test_compaction.py, tests/bookie/test_full_disk.py and the crash states
+# (tests/crashes).
+
+
+TOMBSTONES_MAX = 4096
+"""Intervals of deleted ledgers in one group of the journal, which must fit into a block."""
+
+
+class TombstoneWriter:
+    """Writes the tombstones of one store. `sealed` waits until the journal has synced, or refused, what was enqueued
+    before the call.
+    """
+
+    def __init__(
+        self, journal: Journal, descriptors: LedgerDescriptors, memtable: Memtable, sealed: Callable[[],
+        Awaitable[bool]],
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._batches = 0
+        self._loose: set[int] = set()  # batches whose tombstones may be in memory alone
+        self.counters = {"ledgers_deleted": 0}
+
+    async def write(self, ledgers: list[int]) -> bool:
+        """Writes tombstones. Returns False if the journal had no room for all of them: then they are in memory, and
+        `write_pending` makes them durable.
+        """
+        spans = IntegerIntervals()
+        for ledger in ledgers:
+            spans.add(ledger, ledger)
+        waiting = list(spans)
+        while waiting:
+            batch, waiting = waiting[:TOMBSTONES_MAX], waiting[TOMBSTONES_MAX:]
+            self._batches += 1
+            number = self._batches
+            self._loose.add(number)
+            for first, last in batch:
+                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
+                self._descriptors.delete(first, last)
+                for ledger in range(first, last + 1):
+                    self._memtable.discard(ledger)
+            if not await self._sealed():
+                return False
+            self._loose.discard(number)
+        self.counters["ledgers_deleted"] += len(ledgers)
+        return True
+
+    async def write_pending(self) -> None:
+        """Makes tombstones durable for which the journal had no room, by a checkpoint."""
+        loose = set(self._loose)
+        if loose:
+            await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
+            self._loose -= loose

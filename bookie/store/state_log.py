@@ -22,13 +22,13 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from ...runtime.files import Files, join_path
+from ...runtime.disk import Files, join_path
 from ..format import mark as note
 from ..format.journal import DamagedFile
 from ..format.ledger_index import DrainedLog, LimboRow, QuarantinedEntries, QuarantineEnd, State, Tombstone
 from . import disk
-from .journal.replay import JournalPosition
 from .memtable import IntegerIntervals, Stored
+from .replay import JournalPosition
 
 Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 

@@ -33,11 +33,10 @@ import msgspec
 
 from ...ledger.peer_format import Status
 from ...proto.errors import InvalidConfiguration
-from ...runtime.files import Files, join_path
+from ...runtime.disk import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
-from ...runtime.tasks import run_to_end
-from ...runtime.threads import Worker, Workers
+from ...runtime.tasks import Worker, Workers, run_to_end
 from ..format.index import Extent, ExtentTable
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
@@ -47,16 +46,14 @@ from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .entrylog.compaction import EntryLogCompactor
 from .entrylog.writer import LogNumbers, LogWriter
+from .group_commit_core import WORKERS
 from .headroom import DiskHeadroom, DiskReserve
 from .index import EntryLogIndex, ExtentPlace
-from .index_files import LedgerDescriptor, LedgerDescriptors
-from .journal.group_commit_core import WORKERS
-from .journal.journal import Done, Journal
-from .journal.replay import JournalPosition
-from .keys import LedgerKeys, TombstoneWriter
+from .index_files import LedgerDescriptor, LedgerDescriptors, LedgerKeys, TombstoneWriter
+from .journal import Done, Journal
 from .memtable import IntegerIntervals, Memtable, Stored
-from .reads import LANE_FILES_MAX, LANES, LacResult, ReadAheadWorker, ReadResult, StoreReads
-from .search import StoredEntryFinder
+from .reads import LANE_FILES_MAX, LANES, LacResult, ReadAheadWorker, ReadResult, StoredEntryFinder, StoreReads
+from .replay import JournalPosition
 from .state_log import DataLossLog, DirectoryFacts
 
 # -------------------------------------------------------------------------------------------------------- config
@@ -481,7 +478,7 @@ class Store:
 
         Returns NO_SUCH_LEDGER, and changes nothing, if an unknown ledger's key was not introduced
         (`LedgerKeys.may_begin_unknown_ledger`). No client gets this status as an answer to a fence: the service asks
-        the metadata (bookie/newcomers.py), then fences, or refuses, which is no vote.
+        the metadata (bookie/service.py), then fences, or refuses, which is no vote.
         """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:

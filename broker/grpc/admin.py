@@ -1,6 +1,6 @@
 """The Admin service of proto/wire.proto: a method for each operation, which returns a plain value; decides nothing.
 
-What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST uses
+What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/operations.py); REST uses
 the value as it is. A new operation is a method here, and its row in proto/operations.py.
 
 Tenants, namespaces and lists of topics come from the metadata and any broker answers. Requests about a loaded topic
@@ -22,15 +22,14 @@ from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_role
-from ...proto.operations import Permission
+from ...proto.operations import Permission, reply_of
 from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
 from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
-from ...proto.translation import reply_of
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
-from ..session import inspection, settings, statistics
+from ..session import inspection, settings, summaries
 from ..session.administration import Administration
 from ..session.backlogs import FilteredEntry, TopicBacklogs
 from ..session.summaries import PageQuery, Summaries, describe_bookie, explain_kept, explain_stuck
@@ -289,7 +288,7 @@ class AdminService:
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> values.TopicStats:
         topic = await self._topic(request.name)
-        return await statistics.topic_stats(topic, self._broker.endpoint, precise=request.precise_backlog)
+        return await summaries.topic_stats(topic, self._broker.endpoint, precise=request.precise_backlog)
 
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
@@ -318,14 +317,14 @@ class AdminService:
     async def _stats_of(self, name: str) -> wire.TopicStatsReply | None:
         try:
             topic = self._broker.loaded.get(name) or await self._topic(name)
-            found = await statistics.topic_stats(topic, self._broker.endpoint, ages=False)
+            found = await summaries.topic_stats(topic, self._broker.endpoint, ages=False)
         except MagnetarError as error:
             _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
             return None
         return cast(wire.TopicStatsReply, reply_of(wire.TopicStatsReply, found))
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
-        return statistics.internal_stats(await self._topic(request.name), self._broker.cache.bytes)
+        return summaries.internal_stats(await self._topic(request.name), self._broker.cache.bytes)
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> None:
         await self._administration.unload_topic(TopicName.parse(request.name))
@@ -338,7 +337,7 @@ class AdminService:
         await self._administration.start_compaction(TopicName.parse(request.name))
 
     async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
-        found = statistics.compaction_stats(await self._topic(request.name))
+        found = summaries.compaction_stats(await self._topic(request.name))
         reply = cast(wire.CompactionStatusReply, reply_of(wire.CompactionStatusReply, found))
         if found.ledger_id < 0:
             reply.ClearField("horizon")

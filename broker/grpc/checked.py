@@ -16,7 +16,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...proto.operations import OPERATIONS, Operation, Permission, PermissionPlace, PermissionRule
 from ...runtime.network import CallContext, rpc, rpcs_of
-from ...runtime.threads import Workers
+from ...runtime.tasks import Workers
 from ..access.authorizer import Authorizer, may_call_everything
 from ..access.table_core import RULES
 from ..node.topic_manager import TopicManager
@@ -122,7 +122,7 @@ class CheckedService:
 
 def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
     async def call(request: Any, context: CallContext) -> Message:
-        from ...proto.translation import reply_of  # with the service, which a start does not load
+        from ...proto.operations import reply_of  # with the service, which a start does not load
 
         return reply_of(reply, await handler(request, context), operation.of_reply)
 

@@ -35,8 +35,9 @@ from ...runtime.tasks import Tasks, run_then, run_to_end
 from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from ..session.topics import SchemaQueries, TopicOwner, TopicQueries
+from . import handlers as read
 from . import handlers as watch
-from . import read, translate
+from . import translate
 from .handlers import ConsumerHandler, Handler, ProducerHandler
 
 _LOG = logging.getLogger("magnetar.broker.connect")
@@ -241,7 +242,7 @@ class ConnectStream:
 # -------------------------------------------------------------------------------------------------------- broker
 # The Broker service of proto/wire.proto: translates and calls; decides nothing.
 #
-# Unary calls are here; the streams have a module each: connection.py, read.py, handlers.py.
+# Unary calls are here; the streams have a module each: connection.py, handlers.py, handlers.py.
 
 
 class BrokerService:

@@ -11,6 +11,9 @@ different transactions, and plain ones, have no order; each is checked when it i
 
 A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), closed by the broker, also
 because of a frame that it does not accept (the last frame is `closed`), or with the stream.
+
+The Read stream: translates for the RangeReader of broker/session/backlogs.py. Requests are answered one after the
+other: the entries of the range, then `done` with the first index that they do not cover.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ...proto import wire_pb2 as wire
@@ -34,19 +38,53 @@ from ...proto.errors import (
 )
 from ...proto.names import NamespaceName, Position
 from ...runtime.grpc.messages import LongItem
-from ...runtime.network import CallContext, EndOfStream, Stream
+from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ..cluster.policy_cache import Told, TopicAdded, TopicList
 from ..common.token_bucket import EventLoopSlices
+from ..node.topic_manager import TopicManager
+from ..session.backlogs import IndexRange, RangeReader
 from ..session.consumer import ConsumerSession
 from ..session.producer import ProducerSession
 from ..session.topics import TopicQueries
 from ..subscription.core.dispatch import Delivery
 from ..topic.producer import UNNUMBERED
 from . import translate
-from .translate import encode_deliveries
+from .translate import encode_deliveries, encode_read_reply
 
 if TYPE_CHECKING:
     from .connection import ConnectStream
+
+
+Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
+
+
+async def serve_read(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+    while True:
+        try:
+            items = await stream.receive()
+        except EndOfStream:
+            return
+        turns = EventLoopSlices(broker.world.clock)
+        for request in items:
+            await _answer(broker, stream, request, caller, turns)
+            if turns.is_slice_used_up:
+                await turns.begin_slice()
+
+
+async def _answer(
+    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: EventLoopSlices
+) -> None:
+    wanted = IndexRange(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
+    reader, error = RangeReader(broker, wanted, caller), None
+    try:
+        async with aclosing(reader.read_entries(turns)) as entries:
+            async for entry in entries:
+                await stream.send(encode_read_reply(request.request_id, entry))
+    except MagnetarError as failure:
+        error = to_wire(failure)
+    done = wire.ReadDone(next_index=reader.next_index, error=error)
+    await stream.send(wire.ReadReply(request_id=request.request_id, done=done))
+
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 

@@ -20,7 +20,7 @@ from ...proto.errors import NotFound
 from ...runtime.network import HEALTH, REFLECTION, CallContext
 
 if TYPE_CHECKING:
-    from ..node.readiness import ReadinessCheck
+    from ..node.topic_manager import ReadinessCheck
 
 WATCH_S = 1.0
 """Seconds between two looks for a caller of Watch, which is told of changes alone."""

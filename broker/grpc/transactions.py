@@ -17,7 +17,7 @@ from ...runtime.network import CallContext
 from ..common.token_bucket import EventLoopSlices
 from ..common.transactions import Settlement, txn_state_of_join_answer
 from ..node.topic_manager import TopicManager
-from ..session import statistics
+from ..session import summaries
 from ..session.topics import listener_endpoint
 from ..transaction.intents_core import EndVerb, TransactionRow
 from ..transaction.peers import encode_settlement
@@ -220,7 +220,7 @@ class TransactionAdminService:
 
     async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
         topic = await self._broker.topic(TopicName.parse(request.topic))
-        return statistics.transaction_stats(topic, parse_txn_id(request.txn))
+        return summaries.transaction_stats(topic, parse_txn_id(request.txn))
 
 
 def parse_txn_id(asked: wire.TransactionId) -> TxnId:

@@ -16,7 +16,7 @@ from ...proto.entry import chunk_uuid, distinct_keys, parse_stored_head, single_
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, sticky_slot
-from ...runtime.files import Buffer
+from ...runtime.disk import Buffer
 from .unfolding import is_slow_to_parse
 
 ENTRY_BYTES = 512

@@ -1,7 +1,7 @@
 """The interfaces of a log for a topic, its producers and its subscriptions, independent of its storage.
 
     SegmentReader   entries by position, index and time
-    ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compacted_view.py)
+    ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compaction.py)
     Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
                     (broker/topic/nonpersistent.py)
 
@@ -26,8 +26,7 @@ from ...runtime.network import World
 from ..common.config import Replication
 from .appender import Publish
 from .cache import StoredEntry
-from .committed_shape_core import CommittedShape, TxnOutcomes
-from .log_shape_core import LogShape
+from .log_shape_core import CommittedShape, LogShape, TxnOutcomes
 from .reader import PositionOfIndex
 
 

@@ -14,6 +14,8 @@ A broker that does not know yet that another one has taken its topic over can co
 does not report the end of a topic until it knows (`Topic.check_may_answer_end_of_topic`), or a reader would stop before
 messages that the other broker confirmed.
 Guards: tests/broker/node/test_session_lost.py.
+
+Whether a broker is ready: registered, certain of what it owns, and able to create a ledger, as far as is known.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
+from ...ledger.writer_core import Striping
 from ...metadata.records import CLUSTER_FORMAT, BookieRecord, BrokerRecord, Feature, LostRange, may_write_feature
 from ...metadata.session import MetadataUse, ReconnectingStore
 from ...metadata.store import MetadataStore
-from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
+from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...proto.versions import PRODUCT
 from ...runtime import logs
 from ...runtime.budget import CallerMemory
+from ...runtime.clock import Clock
 from ...runtime.memory_shares import machine_bytes
 from ...runtime.metrics import SECONDS, Histogram, MetricsPage
 from ...runtime.network import World
@@ -50,6 +54,7 @@ from ..common.refusals import check_incarnation
 from ..common.retry import PATIENCE_S, LogThrottle, SharedCallsByKey
 from ..common.token_bucket import EventLoopSlices
 from ..log.cache import TailCache
+from ..log.log_shape_core import allowed_replication_shortfall
 from ..log.managed_ledger import ManagedLedgerRecord, SkipLostRequest, TopicFenced
 from ..log.reader import ReadMemory
 from ..log.slow_publishes import SlowPublishes
@@ -61,12 +66,52 @@ from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import HalfPublisher, InternalProducer, TopicSettler
 from .load_turns import StateMemory, TopicLoadQueue
-from .readiness import ReadinessCheck
 from .survey import TopicSurveyRunner
 
 if TYPE_CHECKING:
     from ...ledger.bookies import Bookies
     from ..transaction.coordinator import RunningCoordinator
+
+
+PLACE_S = 1.0
+"""Seconds for which the answer whether a ledger can be created is cached, and the longest wait for it."""
+
+
+class ReadinessCheck:
+    """Checks whether one broker is ready. `ledgers` returns None while the broker has no metadata session, or does not
+    know which topics it owns."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
+        self._config = config
+        self._clock = clock
+        self._ledgers = ledgers
+        self._placed = -PLACE_S, "which bookies there are is not known yet"  # when it was checked, and why not
+
+    async def why_not_ready(self) -> str:
+        """Returns why the broker is not ready; "" if it is ready. Checks the bookies at most once per PLACE_S, because
+        callers without authentication may call this."""
+        ledgers, now_s = self._ledgers(), self._clock.monotonic()
+        if ledgers is None:
+            return "the broker is not registered now"
+        if now_s - self._placed[0] >= PLACE_S:
+            self._placed = now_s, self._placed[1]  # others take the answer before
+            self._placed = now_s, await self._why_no_place(ledgers)
+        return self._placed[1]
+
+    async def _why_no_place(self, ledgers: LedgerClient) -> str:
+        config = self._config
+        shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await ledgers.check_bookies(
+                    shape, shrink=allowed_replication_shortfall(degraded_writes=config.degraded_writes)
+                )
+        except NotEnoughBookies as error:
+            return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("whether a ledger could be made is not known: %r", error)
+        return ""
+
 
 _LOG = logging.getLogger("magnetar.broker")
 

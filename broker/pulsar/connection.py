@@ -36,7 +36,7 @@ from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOw
 from ...proto.versions import PRODUCT
 from ...runtime.access import AUTHORIZATION_MAX, Caller
 from ...runtime.budget import ROOM_S
-from ...runtime.files import Buffer
+from ...runtime.disk import Buffer
 from ...runtime.grpc.limits import CallerAuthenticator
 from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ...runtime.tasks import Tasks
@@ -44,10 +44,10 @@ from ..common.token_bucket import EventLoopSlices
 from ..node.topic_manager import TopicManager
 from . import lookup
 from .consumer import ConsumerHandler
-from .errors import pulsar_error_number
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, PulsarFrameSplitter, SharedReceiveBuffer, encode_frame, parse_frame
 from .names import OpenProducers
 from .producer import ProducerHandler, payload_bytes_max
+from .translate import pulsar_error_number
 
 # --------------------------------------------------------------------------------------------------- credentials
 # The credentials of CONNECT and AUTH_RESPONSE as values of an Authorization header (security/authenticator.py).

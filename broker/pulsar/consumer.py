@@ -31,9 +31,9 @@ from ..subscription.core.dispatch import Delivery
 from ..subscription.core.slot_owners import KeySharedOptions
 from ..subscription.core.subscription_types import type_of
 from . import translate
-from .errors import ensure_magnetar_error, pulsar_error_number
 from .frames import NO_REQUEST, encode_frame, encode_message_head
 from .transactions import has_txn, txn_of
+from .translate import ensure_magnetar_error, pulsar_error_number
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection

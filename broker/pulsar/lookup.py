@@ -44,14 +44,13 @@ from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_versio
 from ...runtime.tasks import Tasks
 from ..cluster.policy_cache import Told, TopicList, TopicRemoved
 from ..common.token_bucket import EventLoopSlices
-from ..session import statistics
+from ..session import summaries
 from ..session.topics import SchemaQueries, TopicQueries
 from ..transaction.coordinators import ASSIGN_TOPIC
 from . import transactions
 from .consumer import ConsumerHandler
-from .errors import ensure_magnetar_error, pulsar_error_number
 from .frames import encode_frame
-from .translate import encode_message_id, parse_schema, wire_schema
+from .translate import encode_message_id, ensure_magnetar_error, parse_schema, pulsar_error_number, wire_schema
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection
@@ -280,7 +279,7 @@ async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
 async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
     session = handler.session
     assert session is not None, "it is open"
-    found = await statistics.subscription_stats(session.topic, session.subscription)
+    found = await summaries.subscription_stats(session.topic, session.subscription)
     member = session.member
     return encode_frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
         request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),

@@ -30,15 +30,14 @@ from ...proto.names import Position
 from ...proto.schema import encode_version
 from ...proto.states import AccessMode
 from ...runtime.access import Principal
-from ...runtime.files import Buffer
+from ...runtime.disk import Buffer
 from ...runtime.network import address_network
 from ...runtime.tasks import run_then
 from ..common.config import BrokerConfig
 from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, metadata_bytes_max
-from .errors import ensure_magnetar_error, pulsar_error_number
 from .frames import NO_REQUEST, encode_frame, encode_receipt, parse_sent_entry
 from .transactions import has_txn
-from .translate import parse_schema
+from .translate import ensure_magnetar_error, parse_schema, pulsar_error_number
 
 if TYPE_CHECKING:
     from .connection import PulsarConnection

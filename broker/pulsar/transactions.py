@@ -34,8 +34,8 @@ from ...proto.states import TxnId, TxnState
 from ..common.transactions import txn_state_of_join_answer
 from ..transaction.coordinators import ASSIGN_TOPIC
 from ..transaction.intents_core import EndVerb
-from .errors import pulsar_error_number
 from .frames import encode_frame
+from .translate import pulsar_error_number
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator

@@ -34,8 +34,8 @@ from .stats import RateMeters
 
 # Importing these registers their routes, the more special paths first.
 # isort: off
-from . import cluster_routes, namespaces_routes, policies, schemas_routes, transactions_routes
-from . import rows_routes, subscriptions_routes, topics_routes
+from . import cluster_routes, namespaces_routes, policies, transactions_routes
+from . import subscriptions_routes, topics_routes
 # isort: on
 
 BODY_BYTES_MAX = 1 << 20
@@ -46,8 +46,8 @@ AUTHENTICATIONS = CallerLimits().authentications
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
 HANDLERS = (
-    cluster_routes, schemas_routes, namespaces_routes, policies, namespaces_routes, transactions_routes,
-    rows_routes, subscriptions_routes, topics_routes,
+    cluster_routes, topics_routes, namespaces_routes, policies, namespaces_routes, transactions_routes,
+    transactions_routes, subscriptions_routes, topics_routes,
 )  # fmt: skip
 """The modules that have the handlers."""
 

@@ -52,7 +52,7 @@ from ..log.unfolding import run_off_loop
 from .core.cursor import Cursor
 from .core.cursor_state import bit_indexes
 from .core.dispatch import Dispatcher
-from .core.filters import Chunk, ChunkRun, chunk_run_at, chunk_runs_of
+from .core.policy import Chunk, ChunkRun, chunk_run_at, chunk_runs_of
 from .core.redelivery_backoff import (
     BackoffQueue,
     DeadLetterPolicy,

@@ -21,12 +21,36 @@ Order (a crash between two steps costs a ledger that no record names, or reading
 - While buckets cannot be written, memory use grows; far past the budget nothing more is read, and stats and log report
   it (`Blocked.DELAYS`). Nothing is dropped.
 Guarding tests: tests/broker/subscription/test_delays.py.
+
+A bucket of delayed entries on bookies: a closed ledger of segments, and a directory as its last entry.
+
+    entry = magic "MD" | version u8 | kind u8 | number u32 | count u32 | crc32c u32 | body
+                                                        the checksum covers the 12 bytes before it and the body
+
+    kind 1  segment     `number` counts from 0, as the ledger's entries do; the body is `count` keys of 20 bytes, which
+                        ascend: delivery time (ms since the epoch) u64 | ledger u64 | entry u32
+    kind 2  directory   `number` is that of the segments before it; a row for each of them:
+                        first time u64 | last time u64 | keys u32 | size u32 | places
+    places = ( ledger i64 | size u32 | entries as a portable roaring bitmap )*
+
+Big-endian. Every position in the places of a segment is one of its keys, and each key is in the places. The bucket
+counts when the subscription's record names its ledger, which happens after all of it is stored: so nothing here is ever
+torn, and what does not parse or match its checksum is damage (DamagedBucket).
+
+Example: the entry 7:3, due at 1000 ms, in a bucket of its own:
+
+    4d44 01 01 00000000 00000001 <crc32c>  00000000000003e8 0000000000000007 00000003
+    4d44 01 02 00000001 00000001 <crc32c>  00000000000003e8 00000000000003e8 00000001 0000001e
+                                           0000000000000007 00000012 <18 bytes: a bitmap of 3>
+
+Guarding tests: tests/broker/subscription/test_delays_format.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -35,19 +59,101 @@ from typing import TypeVar
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
 from ...proto.applied import AppliedPolicies
+from ...proto.checksum import crc32c
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
+from ...proto.versions import DELAYS, check_format
 from ...runtime.network import World
 from ...runtime.tasks import Tasks, run_together
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import retry_until_done
 from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
-from . import delays_format as stored
-from .core.delay_buckets import DelaySegment, ReadDelaySegments, UnstoredDelayBucket
+from .core.delay_buckets import (
+    KEY_BYTES,
+    SEGMENT_ENTRIES,
+    DelaySegment,
+    ReadDelaySegments,
+    UnstoredDelayBucket,
+    decode_entries_by_ledger,
+)
 from .core.delays import DelayIndex
 from .core.dispatch import ALL_TIME, Dispatcher
 from .cursors import DurableCursor
+
+MAGIC = b"MD"
+SEGMENT, DIRECTORY = 1, 2
+
+_HEAD = struct.Struct(">2sBBII")
+_CRC = struct.Struct(">I")
+_ROW = struct.Struct(">QQII")
+HEAD_BYTES = _HEAD.size + _CRC.size
+
+
+class DamagedBucket(ValueError):
+    """Raised if bytes are not an entry of a bucket."""
+
+
+def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
+    """Returns the entries of the bucket's ledger, in order."""
+    entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
+    rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
+    return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
+
+
+def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
+    head = _HEAD.pack(MAGIC, DELAYS.version, kind, number, count)
+    return b"".join((head, _CRC.pack(crc32c(head + body)), body))
+
+
+def decode_segment(entry: bytes, number: int) -> bytes:
+    """Returns the keys of segment `number`, concatenated. Raises DamagedBucket if the entry is damaged, or is not that
+    segment."""
+    count, body = _decode(entry, SEGMENT, number)
+    if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
+        raise DamagedBucket(f"a segment of {count} keys has {len(body)} bytes")
+    return body
+
+
+def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
+    """Returns the segments that the directory lists. `number`: the id of the directory's entry, which is the last one
+    of the ledger. Raises DamagedBucket if the entry is damaged."""
+    count, body = _decode(entry, DIRECTORY, number)
+    segments: list[DelaySegment] = []
+    offset = 0
+    while offset < len(body):
+        if offset + _ROW.size > len(body):
+            raise DamagedBucket("a directory ends inside a row")
+        first_ms, last_ms, keys, size = _ROW.unpack_from(body, offset)
+        offset += _ROW.size
+        segment = DelaySegment(first_ms, last_ms, keys, body[offset : offset + size])
+        offset += size
+        try:
+            places = sum(len(entries) for _, entries in decode_entries_by_ledger(segment.places))
+        except (ValueError, MemoryError, IndexError) as error:
+            raise DamagedBucket(f"places do not parse: {error}") from error
+        if places != keys or offset > len(body) or first_ms > last_ms:
+            raise DamagedBucket(f"a row of {keys} keys has {places} places")
+        segments.append(segment)
+    if len(segments) != count or count != number:
+        raise DamagedBucket(f"a directory of {count} rows at entry {number} has {len(segments)}")
+    return segments
+
+
+def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
+    if len(entry) < HEAD_BYTES:
+        raise DamagedBucket(f"{len(entry)} bytes are too few for an entry of a bucket")
+    magic, version, found, place, count = _HEAD.unpack_from(entry)
+    body = entry[HEAD_BYTES:]
+    if magic != MAGIC:
+        raise DamagedBucket("not an entry of a bucket")
+    if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
+        raise DamagedBucket("checksum does not match")
+    check_format(DELAYS, version, "a ledger of delayed messages")
+    if found != kind or place != number:
+        raise DamagedBucket(f"entry {place} of kind {found} where {number} of kind {kind} belongs")
+    return count, body
+
 
 _LOG = logging.getLogger("magnetar.broker.subscription.delays")
 
@@ -225,7 +331,7 @@ class DelayedDelivery:
         """Stores the draft in the order of `SEAL`, with retries until it is done."""
         try:
             ledger_id = await self._try(
-                "sealed", lambda: self._bucket_ledgers.create_closed(stored.encode_bucket(draft))
+                "sealed", lambda: self._bucket_ledgers.create_closed(encode_bucket(draft))
             )
             bucket = DelayBucket(
                 ledger_id=ledger_id, entries=sum(each.keys for each in draft.segments),
@@ -287,7 +393,7 @@ class DelayedDelivery:
             async with reads:
                 try:
                     segments = await self._patiently(lambda: self._directory(bucket.ledger_id))
-                except (DataLost, LedgerNotFound, stored.DamagedBucket) as error:
+                except (DataLost, LedgerNotFound, DamagedBucket) as error:
                     self._alarm(bucket.ledger_id, error)
                     self._stored.to_drop.append(bucket.ledger_id)
                 except MagnetarError as error:
@@ -303,20 +409,20 @@ class DelayedDelivery:
     async def _directory(self, ledger_id: int) -> list[DelaySegment]:
         reader = await self._reader(ledger_id)
         (entry,) = await reader.read(reader.last_entry, reader.last_entry)
-        return stored.decode_directory(bytes(entry.payload), reader.last_entry)
+        return decode_directory(bytes(entry.payload), reader.last_entry)
 
     async def _reader(self, ledger_id: int) -> LedgerReader:
         reader = self._stored.readers.get(ledger_id)
         if reader is None:
             reader = self._stored.readers[ledger_id] = await self._bucket_ledgers.open(ledger_id)
         if reader.last_entry < 1:
-            raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
+            raise DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader
 
     async def _load(self, load: ReadDelaySegments) -> None:
         try:
             body = await self._patiently(lambda: self._segments(load))
-        except (MagnetarError, stored.DamagedBucket) as error:
+        except (MagnetarError, DamagedBucket) as error:
             self._alarm(load.ledger_id, error)
             self.core.mark_lost(load.ledger_id)
         else:
@@ -327,7 +433,7 @@ class DelayedDelivery:
         reader, bodies = await self._reader(load.ledger_id), list[bytes]()
         while len(bodies) <= load.last - load.first:
             for entry in await reader.read(load.first + len(bodies), load.last):
-                bodies.append(stored.decode_segment(bytes(entry.payload), entry.entry_id))
+                bodies.append(decode_segment(bytes(entry.payload), entry.entry_id))
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:

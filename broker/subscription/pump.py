@@ -23,7 +23,7 @@ from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
 from ...runtime.clock import Clock
-from ...runtime.files import Buffer
+from ...runtime.disk import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.token_bucket import SLICE_S, EventLoopSlices, RateLimit, count_allowed, delay_of_all_rates_s

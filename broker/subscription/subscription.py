@@ -135,7 +135,7 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def reads_compacted(self) -> bool:
-        """Returns True if the subscription reads the compacted form of the topic (broker/log/compacted_view.py)."""
+        """Returns True if the subscription reads the compacted form of the topic (broker/log/compaction.py)."""
         return self.log.is_compacted
 
     @property

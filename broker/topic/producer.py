@@ -22,15 +22,14 @@ from ...proto.names import Position
 from ...proto.states import AccessMode, TopicState
 from ...runtime.access import LOCAL, Principal
 from ...runtime.clock import Clock
-from ...runtime.files import Buffer
+from ...runtime.disk import Buffer
 from ..common.refusals import PublishRefusal
 from ..common.token_bucket import EventLoopSlices, RateLimit, delay_of_all_rates_s
 from ..common.transactions import transaction_role
 from ..log.appender import Publish
 from ..log.log_queue_core import ID_END, SPAN_MAX
 from .dedup import sequence_range
-from .dedup_core import DedupVerdict
-from .publish_core import why_refused
+from .dedup_core import DedupVerdict, why_refused
 from .transactions import EventBeforePublish, txn_of
 
 if TYPE_CHECKING:

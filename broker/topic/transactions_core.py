@@ -203,7 +203,7 @@ class OpenTxnStats(NamedTuple):
 
 class Transactions:
     """Decides which entries of one topic's transactions consumers get. It is the `TxnOutcomes` of the topic's
-    CommittedShape (broker/log/committed_shape_core.py)."""
+    CommittedShape (broker/log/log_shape_core.py)."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",

@@ -56,11 +56,11 @@ from .records_core import (
     TransactionOwner,
     make_commit_record,
 )
-from .state_core import Key
-from .table_core import (
+from .state_core import (
     COUNTER_MAX,
     EPOCH_MAX,
     IN_DOUBT,
+    Key,
     LiveTransaction,
     Phase,
     TransactionTable,

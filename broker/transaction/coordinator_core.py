@@ -83,8 +83,7 @@ from .records_core import (
     decode_participants,
     make_commit_record,
 )
-from .state_core import CoordinatorState
-from .table_core import IN_DOUBT, IdLease, LiveTransaction, Phase, TransactionTable, txn_state_of
+from .state_core import IN_DOUBT, CoordinatorState, IdLease, LiveTransaction, Phase, TransactionTable, txn_state_of
 
 MARKS = 8
 """How often per `retention_s` the lowest id that is not done is remembered."""

@@ -20,7 +20,7 @@ from ...proto.states import COUNTER_BITS, TxnState
 from .halves_core import IntentQueuedUntilDurable
 from .intents_core import AbandonEpoch, AbortReason, Answer, AppendRecords, Effect, Intent, Result, SendOutcome
 from .records_core import Aborted, AnyRecord, Done, Participant, TransactionOwner, make_commit_record
-from .table_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
+from .state_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, UnsettledTransaction
 
 
 class Decision(NamedTuple):

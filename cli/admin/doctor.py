@@ -36,7 +36,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import FAILED
 from ..common.session import Session
 from ..storage.admin_port import with_operator
-from .status import broker_row, find_largest_topics, list_known_bookies, repair_state
+from .cluster import broker_row, find_largest_topics, list_known_bookies, repair_state
 
 if TYPE_CHECKING:
     from ...proto.statistics import ClusterSummary

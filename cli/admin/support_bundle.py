@@ -30,7 +30,7 @@ from ..common.session import Session
 from ..common.units import FiniteNumber
 from ..storage.admin_port import with_operator
 from . import doctor
-from .status import find_largest_topics
+from .cluster import find_largest_topics
 
 STATS_TOPICS = 50
 LOG_BYTES = 1 << 20

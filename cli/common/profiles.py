@@ -66,7 +66,7 @@ def current_in(found: Mapping[str, Any]) -> str:
 
 def read_profiles() -> dict[str, Any]:
     """Returns the file of profiles, parsed. Raises InvalidConfiguration: also if it is missing."""
-    from ...security.secrets import read_private_file
+    from ...security.settings import read_private_file
 
     return parse_profiles(read_private_file(str(profiles_path())))
 

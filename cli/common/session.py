@@ -1,6 +1,6 @@
 """The session of every administering command: a server's address, an output, and the admin client.
 
-`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/service_url.py). Who calls is said by
+`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/discovery.py). Who calls is said by
 `--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
 not said comes from a context (profiles.py).
 
@@ -156,7 +156,7 @@ class Session:
         key: str = "",
     ) -> None:  # fmt: skip
         from ...client.connect.authentication import make_caller_access
-        from ...client.connect.service_url import parse_service_url
+        from ...client.connect.discovery import parse_service_url
 
         self.url, self.out, self.timeout_s = url, out, timeout_s
         self._trust = trust
@@ -239,7 +239,7 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
         return AuthenticationToken(lambda: read_token(token))
     if not certificate:
         return None
-    from ...security.secrets import read_private_file
+    from ...security.settings import read_private_file
 
     read_private_file(key)  # others may not read it
     return AuthenticationTLS(certificate, key)
@@ -249,7 +249,7 @@ def read_token(source: str) -> str:
     """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
     Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
-    from ...security.secrets import describe_source, read_secret
+    from ...security.settings import describe_source, read_secret
 
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")

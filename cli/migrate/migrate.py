@@ -91,7 +91,7 @@ class _Migration:
     def _access(self) -> CallerAccess:
         """Returns the credentials and TLS files for the source. Raises InvalidUrl or InvalidConfiguration."""
         from ...client.connect.authentication import AuthenticationToken, make_caller_access
-        from ...client.connect.service_url import parse_service_url
+        from ...client.connect.discovery import parse_service_url
 
         token = self._options["from_token"]
         authentication = AuthenticationToken(lambda: read_token(token)) if token else None

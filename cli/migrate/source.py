@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 from ...broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from ...broker.pulsar.translate import parse_schema
 from ...client.common.errors import InvalidUrl
-from ...client.connect.discovery import parse_authorization
-from ...client.connect.service_url import DiscoveryProtocol, parse_service_url
+from ...client.connect.discovery import DiscoveryProtocol, parse_authorization, parse_service_url
 from ...proto import errors
 from ...proto import pulsar_pb2 as pulsar
 from ...proto.checksum import encode_varint

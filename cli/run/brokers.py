@@ -2,22 +2,31 @@
 
 With `--processes N` each process is a broker of the cluster, with a name and ports of its own. Clients know the first
 one's address; look-ups, of all protocols, lead to the process that has the topic (broker/cluster/ownership.py).
+
+`--processes N` of `magnetar standalone`, `broker` and `bookie`: several processes as one server, on one machine.
+
+    N is checked → the folder is locked → ports are reserved → everything is imported → the parent forks
+
+A *reserved* port is bound here, not listened at, for as long as the server lives: the process that serves there may be
+started again, and meanwhile the system gives the port to no other one, not even to a connection that a client opens.
+runtime/ has the parent, and what happens when a process ends.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from . import processes as several
-from .members import make_member_world, make_registered_world
-from .metrics import SingleProcessOutput, StatusOutput
+from ..common.exits import NOT_AVAILABLE, Failure, run_reporting_errors
+from .metrics import ProcessOutput, SingleProcessOutput, StatusOutput, print_ready
 from .servers import (
     LISTEN_HELP,
     SECURITY,
@@ -25,8 +34,10 @@ from .servers import (
     connect_metadata,
     disconnect,
     is_secured,
+    make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
+    make_registered_world,
     metadata_options,
     parse_endpoint,
     parse_health_endpoint,
@@ -46,8 +57,140 @@ if TYPE_CHECKING:
     from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
+    from ...runtime.child import Child
+    from ...runtime.disk import File
     from ...runtime.network import Endpoint, World
     from ...runtime.parent import ProcessSpec
+
+
+PROCESSES_MAX = 64
+"""Most processes, more than a machine has cores for; each has its own memory and connections."""
+WAIT_S = 1.0
+"""Seconds for the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more.
+"""
+T = TypeVar("T")
+
+Main = Callable[["World", ProcessOutput], Any]
+
+
+def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--processes", "processes_", type=click.IntRange(1, PROCESSES_MAX), default=default, metavar="N", help=help,
+        show_default=default is not None,
+    )  # fmt: skip
+
+
+def check_fork() -> None:
+    if not hasattr(os, "fork"):
+        raise Failure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
+
+
+class Ports:
+    """The ports that the server reserves until it ends."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def reserve(self, where: Endpoint) -> Endpoint:
+        """Reserves the port of an address, a free one if it is 0; returns the address with that port. Raises Busy."""
+        from ...proto.errors import Busy
+
+        def bound() -> socket.socket:
+            found = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                found.bind((where.host, where.port))
+            except OSError as error:
+                found.close()
+                raise Busy(f"cannot listen on {where}: the port is taken or not ours", endpoint=where) from error
+            return found
+
+        self._held.append(_after_the_last_one(bound))
+        return where._replace(port=self._held[-1].getsockname()[1])
+
+
+def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
+    """Returns where process `number`, from 0, listens. On loopback, and for port 0, at a free port; elsewhere at the
+    ports after that of the first process. So it does also if an advertised address is `forwarded` to it, because the
+    port must be known in advance. Raises InvalidConfiguration."""
+    from ...proto.errors import InvalidConfiguration
+
+    if not number or not where.port:
+        return where
+    if where.is_loopback and not forwarded:
+        return where._replace(port=0)
+    if where.port + number > 65535:
+        raise InvalidConfiguration(f"process {number + 1} would listen at port {where.port + number}: there is none")
+    return where._replace(port=where.port + number)
+
+
+def lock_folder(folder: str) -> File:
+    """Locks the folder for the parent and all its processes; returns the lock file. Raises Busy."""
+    from ...bookie.store.identity import lock_directory
+    from ...runtime.disk import SystemFiles
+
+    return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
+
+
+def _after_the_last_one(take: Callable[[], T]) -> T:
+    """Returns what `take` returns, as soon as the processes of an earlier server whose parent was killed have ended.
+    Raises Busy."""
+    from ...proto.errors import Busy
+    from ...runtime.clock import SystemClock
+
+    now = SystemClock().monotonic
+    deadline = now() + WAIT_S
+    while True:
+        try:
+            return take()
+        except Busy:
+            if now() >= deadline:
+                raise
+        time.sleep(0.05)
+
+
+def preload_modules(*modules: str) -> None:
+    """Imports modules that the processes will use, so that they share the memory. `modules`: of this package;
+    LIBRARIES are imported as well."""
+    for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
+        import_module(name)
+
+
+LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
+
+
+def make_spec(
+    name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
+) -> ProcessSpec:
+    """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
+    page contains the metrics of all processes. `health`: where it answers probes."""
+    from ...runtime.parent import ProcessSpec
+
+    def work(child: Child) -> int:
+        voice = ProcessOutput(child, shows=shows)
+        return run_reporting_errors(
+            lambda: run_server(lambda world: main(world, voice), log_level, log_format, voice, health)
+        )
+
+    return ProcessSpec(name, work)
+
+
+def run_process_tiers(
+    tiers: Sequence[Sequence[ProcessSpec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str,
+    object]]],
+    log_level: str, log_format: Any,
+) -> int:  # fmt: skip
+    """Runs the processes until the server ends; returns its exit code. `said`: makes the ready line of the facts that
+    each process reports."""
+    from ...runtime import logs
+    from ...runtime.parent import Parent
+
+    def on_serve(facts: dict[str, dict[str, str]]) -> None:
+        url, shown = said(facts)
+        print_ready(url, **shown)
+
+    logs.configure_logging(log_format, log_level, process="parent")
+    return Parent(tiers, on_serve).run()
 
 
 class BrokerOptions(NamedTuple):
@@ -116,7 +259,7 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
 
 
 def broker_specs(
-    given: BrokerOptions, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
+    given: BrokerOptions, count: int, base: str, ports: Ports, log_level: str, log_format: Any
 ) -> list[ProcessSpec]:
     """Returns the processes of `count` brokers that share the topics for which any of them is asked. The first has the
     ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
@@ -129,7 +272,7 @@ def broker_specs(
         asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
         listening = {
-            each: at and ports.reserve(several.address_of_process(at, number, forwarded=forwarded)) for each,
+            each: at and ports.reserve(address_of_process(at, number, forwarded=forwarded)) for each,
             at in asked.items()
         }  # fmt: skip
         one = given._replace(settings=settings_of_process(given.settings, number, base, listening))
@@ -137,7 +280,7 @@ def broker_specs(
             one = one._replace(metrics=None, health=None, warning="")
         name = f"broker-{number + 1}"
         found.append(
-            several.make_spec(
+            make_spec(
                 name, partial(run_broker, one), log_level, log_format, shows=not number, health=one.health
             )
         )
@@ -199,7 +342,7 @@ def settings_of_process(
 )  # fmt: skip
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
-@several.processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
+@processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
 @click.option(
     "--name", default=None,
     help="Its name in 'magnetar brokers list' (default: a random one; of its address with --processes).",
@@ -262,15 +405,15 @@ def broker(
 
 
 def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
-    several.check_fork()
+    check_fork()
     given = given._replace(processes=count)
     base = given.settings.name or name_of_address(given.settings)
-    ports = several.Ports()
+    ports = Ports()
     tiers = [broker_specs(given, count, base, ports, log_level, log_format)]
-    several.preload_modules(*LOADED)
+    preload_modules(*LOADED)
 
     def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         url, first = ready_line_of(facts)
         return url, {"processes": count, **first}
 
-    return several.run_process_tiers(tiers, ready, log_level, log_format)
+    return run_process_tiers(tiers, ready, log_level, log_format)

@@ -3,6 +3,8 @@
 Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
 it in order within seconds; `kill -9` is safe at any moment. Settings without an option are in `--config FILE`
 (TOML, sections [bookie] and [broker]) and in the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
+
+How the processes of a secured cluster know each other: [members] of `--security FILE` (docs/security.md).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +22,6 @@ import click
 from ...proto.names import parse_number
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.units import FiniteNumber
-from .members import accepts_only_members, make_member_world
 from .metrics import Measure, ProcessOutput, announce_ready, is_ready
 
 if TYPE_CHECKING:
@@ -34,6 +36,51 @@ if TYPE_CHECKING:
     from ...runtime.lifecycle import ProcessParts
     from ...runtime.memory_shares import MemoryPlan, MemoryShare
     from ...runtime.network import Endpoint, World
+    from ...security.settings import MembersSection
+
+
+def make_member_world(world: World, settings: str | None, role: str) -> World:
+    """Returns a world whose connections to the metadata service use the member's certificate; for the metadata service
+    itself, its listener too. Returns `world` unchanged if the settings have no [members]. Raises InvalidConfiguration
+    if they are wrong."""
+    members = section_of(settings)
+    if members is None:
+        return world
+    from ...security.members import member_network
+
+    return replace(world, network=member_network(world.network, members, role, world.clock))
+
+
+async def make_registered_world(
+    parts: ProcessParts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
+) -> World:
+    """Returns the world of a process whose key the other members know. `session()` opens a session with
+    the metadata."""
+    section = section_of(settings)
+    if section is None:
+        return world
+    from ...metadata.members import Members
+    from ...security.members import read_own_name
+
+    starting = Members.start(world, session, role, read_own_name(section, role))
+    members = await parts.start("members", starting, Members.close)
+    return members.with_keys(world)
+
+
+def section_of(settings: str | None) -> MembersSection | None:
+    if settings is None:
+        return None
+    from ...security.settings import SecuritySettings
+
+    return SecuritySettings.load(settings).members
+
+
+def accepts_only_members(settings: str | None) -> bool:
+    """Whether the listener of the metadata service or of a bookie accepts members only. Raises UsageError if
+    `settings` has no [members]."""
+    if settings is not None and section_of(settings) is None:
+        raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
+    return settings is not None
 
 
 _LOG = logging.getLogger("magnetar")

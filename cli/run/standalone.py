@@ -23,19 +23,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from . import brokers, processes
-from .members import accepts_only_members, make_member_world, make_registered_world
+from . import brokers
+from . import brokers as processes
+from .brokers import processes_option
 from .metrics import announce_ready
-from .processes import processes_option
 from .servers import (
     SECURITY,
     STANDALONE_BYTES,
+    accepts_only_members,
     check_listeners,
     connect_metadata,
     disconnect,
     is_secured,
+    make_member_world,
     make_memory_plan,
     make_pulsar_ready_facts,
+    make_registered_world,
     parse_health_endpoint,
     parse_metrics_endpoint,
     readiness_of,

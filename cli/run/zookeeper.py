@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ...metadata.address import Address, ZookeeperAccess, ZookeeperAddress
 from ...proto.errors import InvalidConfiguration
-from ...security.secrets import read_private_file, read_secret
-from ...security.settings import ZookeeperSection
+from ...security.settings import ZookeeperSection, read_private_file, read_secret
 
 
 def with_access(address: Address, section: ZookeeperSection) -> Address:

@@ -172,7 +172,7 @@ class Operator(NamedTuple):
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import read_own_name
-        from ..run.members import make_member_world, section_of
+        from ..run.servers import make_member_world, section_of
 
         world = real_world()
         section = section_of(self.security)

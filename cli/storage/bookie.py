@@ -1,7 +1,8 @@
-"""`magnetar bookie`: runs a bookie. `magnetar bookie inspect …`: looks into its directory (cli/storage/inspect.py).
+"""`magnetar bookie`: runs a bookie. `magnetar bookie inspect …`: looks into its directory
+(cli/storage/inspect_store.py).
 
 With `--processes N` it runs N bookies of one machine. Each is a process with its own folder (DIR/bookie-1 …), id and
-port; one command starts them and ends them (cli/run/processes.py).
+port; one command starts them and ends them (cli/run/brokers.py).
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ..common.lazy import LazyCommand, LazyGroup
-from ..run import processes
-from ..run.members import accepts_only_members, make_member_world, make_registered_world
+from ..run import brokers as processes
 from ..run.metrics import SingleProcessOutput, StatusOutput
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
+    accepts_only_members,
     check_listeners,
     connect_metadata,
     disconnect,
+    make_member_world,
     make_memory_plan,
+    make_registered_world,
     metadata_options,
     parse_endpoint,
     parse_health_endpoint,

@@ -60,8 +60,7 @@ def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
 @contextlib.asynccontextmanager
 async def open_metadata(where: MetadataAccess, data: str | None) -> AsyncIterator[MetadataStore]:
     from ...runtime.process import real_world
-    from ..run.members import make_member_world
-    from ..run.servers import connect_metadata, parse_metadata_address
+    from ..run.servers import connect_metadata, make_member_world, parse_metadata_address
 
     world = real_world()
     if data is None:

@@ -16,12 +16,13 @@ from ..common.lazy import LazyCommand, LazyGroup
 from ..common.output import show_progress
 from ..common.session import YES, Session, confirm
 from ..common.units import FiniteNumber
-from ..run.members import make_member_world, make_registered_world
 from ..run.metrics import announce_ready
 from ..run.servers import (
     SECURITY,
     connect_metadata,
     disconnect,
+    make_member_world,
+    make_registered_world,
     metadata_options,
     parse_metadata_address,
     run_server,

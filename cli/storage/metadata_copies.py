@@ -15,7 +15,7 @@ import click
 from ..common.output import OUTPUT, CommandOutput
 from ..common.session import YES, confirm
 from ..common.units import FiniteNumber
-from ..run.members import section_of
+from ..run.servers import section_of
 from .admin_port import METADATA, ROLE, SECURITY, Operator
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
     from ...runtime.process import real_world
-    from ..run.members import make_member_world
-    from ..run.servers import parse_metadata_address
+    from ..run.servers import make_member_world, parse_metadata_address
 
     address = parse_metadata_address(metadata_)
     if not isinstance(address, Endpoint):
@@ -199,8 +198,7 @@ class RestorePlaces(NamedTuple):
 async def _ask_as_member(found: BackupContents, where: RestorePlaces, wait_s: float) -> dict[str, int | str]:
     """Asks, as `_ask` does, bookies that accept members only (metadata/server.py `MembersService`)."""
     from ...runtime.process import real_world
-    from ..run.members import make_member_world
-    from ..run.servers import parse_endpoint, parse_metadata_address
+    from ..run.servers import make_member_world, parse_endpoint, parse_metadata_address
 
     if not isinstance(parse_metadata_address(where.metadata), type(parse_endpoint(where.listen, "--listen"))):
         raise click.UsageError("a ZooKeeper is restored with its own tools")

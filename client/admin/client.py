@@ -3,7 +3,8 @@
 Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders.
 Operations on single topics are per partition: name one (`orders-partition-0`), or call for each of `parts(topic)`.
 
-The methods are the functions of the modules below, and those of rows (client/admin/arguments.py). Type checkers and
+The methods are the functions of the modules below, and those of rows (client/admin/grpc_transport.py). Type checkers
+and
 editors see client.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
 """
 
@@ -16,9 +17,8 @@ from ...proto.operations import OPERATIONS
 from ...runtime.network import World
 from ..common.checks import PATH, SECONDS, check_parameter
 from ..common.closing import ClosedAfterAsyncWith
-from . import namespaces, topics
-from .arguments import argument_value, make_method, with_argument_checks
-from .grpc_transport import GrpcTransport, OperationCaller, Transport
+from . import topics
+from .grpc_transport import GrpcTransport, OperationCaller, Transport, argument_value, make_method, with_argument_checks
 
 C = TypeVar("C", bound=type)
 
@@ -28,7 +28,7 @@ def with_methods(kind: C) -> C:
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, make_method(row))
-    for module in (namespaces, topics):
+    for module in (topics, topics):
         for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
                 function.__qualname__ = f"{kind.__name__}.{name}"

@@ -19,7 +19,7 @@ from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from ..common.loggers import ignore_error, log_foreign_error, run_logging_errors
 from ..consume.consumer import Consumer as AsyncConsumer
-from ..consume.partition_consumers import timeout_to_seconds
+from ..consume.consumer import timeout_to_seconds
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import BatchReceiver, ReceiverQueue
 from ..model.message import ConsumerEventListener, Message, call_listener

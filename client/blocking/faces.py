@@ -48,9 +48,9 @@ from ..transactions.transaction import Wait
 from .loop_thread import BlockingFacade, ForkReopenedFacade, ProcessBoundFacade, asyncio_transaction_of
 
 if TYPE_CHECKING:
+    from .client import TableView
     from .consumer import Consumer, Reader
     from .producer import Half, Producer, Transaction
-    from .table_view import TableView
 
 
 # ------------------------------------------------------------------------------------------------------- written

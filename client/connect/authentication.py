@@ -21,7 +21,7 @@ from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shorten_value
 from ..common.errors import InvalidConfiguration, OperationNotSupported
 from ..common.loggers import reraise_interrupt
-from .service_url import ServiceUrl
+from .discovery import ServiceUrl
 
 _LOG = logging.getLogger("magnetar.client")
 _TOKEN = re.compile(r"\S{32,}")

@@ -34,7 +34,7 @@ from ...proto.names import TopicName
 from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, decode_version
 from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ...runtime.clock import SystemClock
-from ...runtime.files import Files
+from ...runtime.disk import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
     ByteService,
@@ -50,16 +50,14 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
-from ...runtime.threads import SystemWorkers
-from ..common.closing import register_connecting
-from ..common.deadlines import LoopCalls
+from ...runtime.tasks import SystemWorkers
+from ..common.closing import LoopCalls, register_connecting
 from ..common.errors import InvalidMessage
 from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
 from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import UNANSWERED_S, Discovery, SilentBrokers
-from .service_url import PULSAR_PORTS, ServiceUrl
+from .discovery import PULSAR_PORTS, UNANSWERED_S, Discovery, ServiceUrl, SilentBrokers
 
 
 class _ClientNetwork:
@@ -77,7 +75,7 @@ class _ClientNetwork:
         raise NotAllowed("a client serves nothing")
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        from ...runtime.tcp import streams  # which few clients need
+        from ...runtime.tcp import listening as streams  # which few clients need
 
         return await streams.connect(endpoint, tls)
 

@@ -34,7 +34,7 @@ from ..core.failover import FailoverCore
 from ..model.settings import ClientSettings
 from .authentication import Authentication, make_caller_access
 from .connections import Connections
-from .service_url import parse_service_url
+from .discovery import parse_service_url
 
 _COUNT = whole_number_check(1)
 

@@ -21,7 +21,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import SAYS_LAST, MagnetarError, from_wire
 from ...proto.names import Position, TopicName
-from ..common.deadlines import DueTimer
+from ..common.closing import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate_error
 from ..common.receive_memory import MemoryClaim
 from ..connect.attachment import Attachment, make_subscribe_frame

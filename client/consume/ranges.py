@@ -28,8 +28,8 @@ from ..model.message import Message
 from ..model.message_id import MessageId, UncheckedMessageId
 from ..model.options import ReaderStart
 from ..model.settings import ConsumerSettings
+from .consumer import PartitionConsumers, timeout_to_seconds
 from .partition_consumer import PartitionConsumer
-from .partition_consumers import PartitionConsumers, timeout_to_seconds
 from .receiver_queue import ReceiverQueue, fetch_writer_schemas
 
 CHUNK_BYTES = 32 << 20

@@ -10,8 +10,7 @@ from ..common.checks import make_missing_extra
 
 if TYPE_CHECKING:
     from .django.inbox import DjangoInbox
-    from .keys import message_key
-    from .tables import SQLAlchemyInbox
+    from .tables import SQLAlchemyInbox, message_key
 
 __all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key"]
 

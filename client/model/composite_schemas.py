@@ -15,7 +15,7 @@ from typing import Any
 from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, join_key_value, split_key_value
 from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
-from .avro_bounds import CheckedSchema
+from .fields import CheckedSchema
 from .schema import BytesSchema, Schema, StringSchema, parse_avro_schema, read_avro
 
 # --------------------------------------------------------------------------------------------- primitive_schemas

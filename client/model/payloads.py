@@ -14,8 +14,8 @@ from typing import Any
 from ...proto.errors import InvalidSchema
 from ...proto.schema import SchemaInfo
 from ..common.errors import InvalidMessage
-from .avro_bounds import CheckedSchema, named_types
 from .composite_schemas import SINGLE, PreEncodedSchema
+from .fields import CheckedSchema, named_types
 from .schema import fastavro, read_avro
 
 __all__ = ["SINGLE", "PreEncodedSchema", "avro_definition", "make_avro_decoder", "make_avro_encoder", "named_types"]

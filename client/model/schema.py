@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...proto.schema import SchemaInfo, SchemaType
 from ..common.checks import TEXT, WrongMessageType, WrongValue, check_parameter, enum_check, shorten_value
 from ..common.errors import ClientEnum, InvalidMessage
-from .avro_bounds import CheckedSchema, add_reader_aliases
-from .fields import TextEncoding
+from .fields import CheckedSchema, TextEncoding, add_reader_aliases
 from .record import Record
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..common.checks import make_missing_extra
 
 if TYPE_CHECKING:
+    from .destination_core import RelaySettings
     from .django.outbox import DjangoOutbox
     from .relay import Relay
     from .store import Lag
     from .tables import SQLAlchemyOutbox
-    from .values_core import RelaySettings
 
 __all__ = ["DjangoOutbox", "Lag", "Relay", "RelaySettings", "SQLAlchemyOutbox"]
 

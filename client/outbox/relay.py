@@ -35,21 +35,7 @@ from ...runtime.clock import SystemClock
 from ..blocking.client import Client
 from ..blocking.loop_thread import shared_loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
-from .relay_core import RelayCore, destination_name, shard_of
-from .rows import (
-    OutboxBehind,
-    OutboxError,
-    OutboxUnreachable,
-    RelayFenced,
-    RowState,
-    SequencesForgotten,
-    ShardsDiffer,
-    now_ms,
-)
-from .sender import Fact, RelaySender
-from .store import Lag, RelayStore
-from .tables import SQLAlchemyOutbox, translate_errors
-from .values_core import (
+from .destination_core import (
     DatabaseTurn,
     Effect,
     FindTopics,
@@ -60,6 +46,21 @@ from .values_core import (
     SendInTransaction,
     SendRows,
     StopRelay,
+)
+from .relay_core import RelayCore, destination_name, shard_of
+from .sender import Fact, RelaySender
+from .store import Lag, RelayStore
+from .tables import (
+    OutboxBehind,
+    OutboxError,
+    OutboxUnreachable,
+    RelayFenced,
+    RowState,
+    SequencesForgotten,
+    ShardsDiffer,
+    SQLAlchemyOutbox,
+    now_ms,
+    translate_errors,
 )
 
 ALIVE_MS = 10_000

@@ -2,7 +2,7 @@
 seconds of one clock that does not go back.
 
 Facts in (`on_shard_claimed`, `on_topics_found`, `on_topic_resolved`, `on_opened`, `on_group_done`, `on_turn_committed`,
-…), effects out (values_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
+…), effects out (destination_core.py). A *turn* is one transaction in the database: it records outcomes and claims rows.
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
 So no two relays ever send to one destination, and the producer there can be exclusive.
@@ -36,14 +36,15 @@ from zlib import crc32
 
 from ...proto.errors import MagnetarError
 from ...proto.names import parse_number
-from .destination_core import AtomicUnits, Destination, DestinationStatus
-from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
-from .values_core import (
+from .destination_core import (
     NONE,
+    AtomicUnits,
     ClaimedRow,
     ClaimedShard,
     ClaimRequest,
     DatabaseTurn,
+    Destination,
+    DestinationStatus,
     Effect,
     FindTopics,
     OpenDestination,
@@ -56,6 +57,7 @@ from .values_core import (
     SendRows,
     StopRelay,
 )
+from .tables import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 
 
 def shard_of(destination: str, shards: int) -> int:

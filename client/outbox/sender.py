@@ -40,10 +40,9 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
 from ..transactions.transaction import Transaction, Transactions
-from .destination_core import Parts
+from .destination_core import ClaimedRow, Effect, Parts, RelaySettings, RowsOutcome
 from .relay_core import RelayCore
-from .rows import DeduplicationOff, KeyForm, parse_schema
-from .values_core import ClaimedRow, Effect, RelaySettings, RowsOutcome
+from .tables import DeduplicationOff, KeyForm, parse_schema
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]

@@ -32,10 +32,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from .destination_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
 from .relay_core import destination_name
-from .rows import RelayFenced, RowState, ShardsDiffer, now_ms
-from .tables import SQLAlchemyOutbox, check_tables, translate_errors
-from .values_core import ClaimedRow, ClaimedShard, ClaimRequest, DatabaseTurn, RefusedRow
+from .tables import RelayFenced, RowState, ShardsDiffer, SQLAlchemyOutbox, check_tables, now_ms, translate_errors
 
 # --------------------------------------------------------------------------------------------------------- units
 # The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of

@@ -7,13 +7,20 @@
 
 Three tables: the rows; one record per shard (its holder, the next sequence id); one per shard and destination (the
 highest sequence id that is stored). `metadata.create_all(engine)` or Alembic makes them.
+
+A message as a row of an outbox: checked when the application writes it, so that a wrong value fails in the
+application's transaction and not later in the relay. Also the errors of an outbox.
 """
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from enum import IntEnum
+from random import getrandbits
+from typing import Any, TypedDict
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import (
@@ -37,17 +44,172 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from ..model.schema import Schema
-from .rows import (
-    TABLE,
-    OutboxColumnsMissing,
-    OutboxError,
-    OutboxReadOnly,
-    OutboxTableMissing,
-    OutboxUnreachable,
-    new_row,
-    new_unit,
-)
+from ...proto.entry import ENTRY_BYTES_MAX
+from ...proto.errors import MagnetarError
+from ...proto.names import TopicName, key_hash
+from ...proto.schema import SchemaInfo, SchemaType
+from ...runtime.clock import SystemClock
+from ..common.errors import MessageTooBig, translate_error
+from ..model.schema import BytesSchema, Schema
+from ..produce.entry_writer import Extras, make_outgoing_message
+
+TABLE = "magnetar_outbox"
+"""The name of the table; `_shards` and `_positions` are appended for the relay's own."""
+
+ROW_BYTES_MAX = ENTRY_BYTES_MAX - (64 << 10)
+"""Most bytes of value, key and properties: with its metadata a row must go into one entry."""
+
+_clock = SystemClock()
+_BYTES = BytesSchema()
+
+
+class RowState(IntEnum):
+    """The state of a row of an outbox: the event that the row waits for."""
+
+    WAITING = 0  # to be claimed
+    CLAIMED = 1  # for its outcome
+    HELD = 2  # it was refused; for its next attempt
+    PARKED = 3  # for a person: it was refused too often, or parked by hand
+
+
+class KeyForm(IntEnum):
+    """How the column `key` encodes a key that is not text. A row without a form has a text key, or none."""
+
+    BYTES = 1  # base64 of a key of bytes
+    NULL = 2  # nothing: the key of its pair is None
+
+
+class NewRow(TypedDict):
+    """The columns that the application writes."""
+
+    topic: str
+    key: str | None
+    value: bytes | None
+    properties: str | None
+    event_time: int | None
+    deliver_at: int | None
+    created: int
+    key_hash: int
+    size: int
+    state: int
+    attempts: int
+    unit: int
+    """Number that is equal for all rows of one transaction in the database, and for no other."""
+    value_schema: str | None
+    """Text of the schema, as `schema_text` writes it; None: bytes."""
+    key_form: int | None
+
+
+def new_unit() -> int:
+    """Returns a random id for the unit of one transaction of the application. It has 62 bits, so that two waiting
+    units do not collide."""
+    return getrandbits(62)
+
+
+def now_ms() -> int:
+    return _clock.wall_ms()
+
+
+def new_row(
+    topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
+    deliver_at: int | None, schema: Schema | None, unit: int,
+) -> NewRow:  # fmt: skip
+    """Makes a row. `value`: bytes, or a value that `schema` encodes; None: a message without a value. Raises
+    InvalidTopicName, InvalidMessage if the value is wrong, or MessageTooBig."""
+    try:
+        name = TopicName.parse(topic)
+    except Exception as error:
+        raise translate_error(error) from error
+    given = Extras(dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at)
+    schema = schema or _BYTES
+    message = make_outgoing_message(value, given, schema, now_ms)
+    key, info = message.partition_key, schema.info()
+    form = KeyForm.NULL if message.null_key else KeyForm.BYTES if message.key_is_base64 else None
+    text = json.dumps(message.properties, ensure_ascii=False) if message.properties else None
+    size = len(message.payload) + len((key or "").encode()) + len((text or "").encode())
+    if size > ROW_BYTES_MAX:
+        raise MessageTooBig(f"value, key and properties are {size} bytes; an entry takes {ROW_BYTES_MAX}", size=size)
+    return NewRow(
+        topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
+        event_time=event_time, deliver_at=deliver_at, created=now_ms(),
+        key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,
+        unit=unit, value_schema=None if info is None else schema_text(info), key_form=form,
+    )  # fmt: skip
+
+
+def schema_text(info: SchemaInfo) -> str:
+    """Returns a schema as the text of a row's column: JSON, with the definition as base64."""
+    told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
+    return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
+
+
+def parse_schema(text: str) -> SchemaInfo:
+    """Parses the text of a row's schema. Raises ValueError if it is not valid."""
+    try:
+        found = json.loads(text)
+        return SchemaInfo(
+            type=SchemaType[found["type"]], name=found["name"], data=b64decode(found["data"], validate=True),
+            properties=dict(found["properties"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the schema of the row cannot be read: {error!r}") from error
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+# The errors of an outbox and its relay beyond the SDK's. Each text says what is wrong and what to do.
+#
+# `retryable`: the relay tries again by itself, and raises nothing. The others end it: a person, or the program that
+# started it, has to act. Guard: tests/client/outbox/test_databases.py.
+
+
+class OutboxError(MagnetarError):
+    """The base of the errors of an outbox."""
+
+    definite = True
+
+
+class OutboxTableMissing(OutboxError):
+    """The database lacks the tables of the outbox, or they are in another schema of the database."""
+
+
+class OutboxColumnsMissing(OutboxError):
+    """A table with the name of the outbox exists, but lacks columns of the outbox."""
+
+
+class OutboxReadOnly(OutboxError):
+    """The database or its role is read-only; a relay must update and delete rows."""
+
+
+class OutboxUnreachable(OutboxError):
+    """The database does not answer, or a connection to it broke. The relay retries; its next transaction shows whether
+    the failed one committed."""
+
+    definite = False
+    retryable = True
+
+
+class DeduplicationOff(OutboxError):
+    """The policy `deduplication` is off for a topic: rows that are sent again would be stored twice."""
+
+
+class RelayFenced(OutboxError):
+    """A newer relay has this shard. This one sends nothing more, and must not be started again while the newer one
+    runs."""
+
+
+class ShardsDiffer(OutboxError):
+    """The outbox is divided into another number of shards than this relay was started with."""
+
+
+class OutboxBehind(OutboxError):
+    """A topic knows sequence ids of this outbox that the database does not: the database was restored from a backup or
+    created again, or another database uses the same name."""
+
+
+class SequencesForgotten(OutboxError):
+    """A topic lost sequence ids that it had confirmed, and claimed rows may be stored there already: if they are sent
+    again, they may be stored twice."""
+
 
 _ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
 _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")

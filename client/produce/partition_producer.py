@@ -21,7 +21,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
-from ..common.deadlines import DueTimer
+from ..common.closing import DueTimer
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,

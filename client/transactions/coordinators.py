@@ -32,7 +32,7 @@ from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check_parameters, instance_check, whole_number_check
-from ..common.deadlines import Deadlines
+from ..common.closing import Deadlines
 from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate_error
 from ..common.loggers import run_logging_errors
 from ..connect.connections import Connections

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from .files import DeadProcess, SimulatedDeath
+from .disk import DeadProcess, SimulatedDeath
 
 if TYPE_CHECKING:
     from .world import SimProcess
@@ -392,7 +392,7 @@ def _make_task(
 # ------------------------------------------------------------------------------------------------------- workers
 # Workers without threads: the call runs on the loop, after a delay; its result returns after another delay.
 #
-# As with a real thread (runtime/threads.py): one call at a time, in the order given; the next one does not wait for the
+# As with a real thread (runtime/tasks.py): one call at a time, in the order given; the next one does not wait for the
 # delivery of the last result; results return in order; a cancelled future does not stop its call.
 # Between the two delays the work is done and its caller does not know: a crash there leaves a synced write unanswered.
 

@@ -6,28 +6,76 @@ meanwhile wait for that attempt; another identity answers WrongIdentity; every r
 Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
 process or a full queue has the same effect: the deadline passes.
 The server end: runtime/sim/peers.py.
+
+Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/sockets.py), in two messages.
+
+    hello = HELLO | public key of the client | its secret | public key that the server has to have
+    answer = WELCOME, or REFUSED and why; anything but WELCOME ends the connection
+
+A public key is the hash of its secret, so that only who has the secret can show the key. The simulation has no
+listeners on its cables, so the secret itself is the proof.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...proto import errors
+from ...proto.errors import MagnetarError
 from ..access import LOCAL, Principal
-from ..files import Buffer
+from ..disk import Buffer
 from ..network import COALESCE_BYTES, SLOW_S, AnswerListener, Endpoint, PeerService, Reply, notify_on_answer
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, encode_refusal
-from ..peer.keys import CLEAR, PeerClientKeys, PeerServerKeys
+from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
 from ..tasks import Tasks
-from . import keys
 from .wires import ConnectionEnd, SimWires
 
 if TYPE_CHECKING:
     from .world import SimProcess
+
+
+HELLO, WELCOME, REFUSED = b"HELLO", b"WELCOME", b"REFUSED"
+
+WANTED = b"asks for keys: give --security, as the other processes of its cluster"
+SPOKE_CLEAR = b"speaks in clear, without keys, as the other processes of its cluster"
+UNKNOWN = b"does not know this process' key: it is no member of that cluster, or is no more"
+
+
+def new_keys(rng: random.Random) -> KeyPair:
+    secret = rng.randbytes(32)
+    return KeyPair(_public(secret), secret)
+
+
+def _public(secret: bytes) -> str:
+    return hashlib.sha256(secret).hexdigest()
+
+
+def hello(access: PeerClientKeys) -> list[bytes]:
+    assert access.own is not None, "a caller in clear says no hello"
+    return [HELLO, access.own.public.encode(), access.own.secret, access.server.encode()]
+
+
+async def answer(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
+    """Returns the answer to a hello, and the client's key if the answer is WELCOME. An empty answer means that the
+    connection breaks.
+    """
+    if access is None:
+        return [REFUSED, SPOKE_CLEAR], ""
+    public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
+    if server != access.own.public:
+        return [], ""
+    try:
+        admitted = public == _public(secret) and await access.gate.admit(public)
+    except MagnetarError:
+        return [], ""
+    return ([WELCOME], public) if admitted else ([REFUSED, UNKNOWN], "")
+
 
 RECONNECT_S = 0.05
 RECONNECT_MAX_S = 1.0
@@ -137,12 +185,12 @@ class SimPeer:
         else:
             self._greeting = end
             end.receive, end.lost = self._greeted, self._lost
-            end.send(keys.hello(self._access), "hello")
+            end.send(hello(self._access), "hello")
 
     def _greeted(self, parts: list[bytes]) -> None:
         end, self._greeting = self._greeting, None
         assert end is not None, "an answer to our hello"
-        if parts[0] == keys.WELCOME:
+        if parts[0] == WELCOME:
             self._joined(end)
         else:
             self._on_refused(end, parts)
@@ -169,7 +217,7 @@ class SimPeer:
 
     # ------------------------------------------------------------------ answers
     def _receive(self, parts: list[bytes]) -> None:
-        if parts[0] == keys.REFUSED:
+        if parts[0] == REFUSED:
             assert self._end is not None, "it was connected"
             self._on_refused(self._end, parts)
             return
@@ -387,20 +435,20 @@ class _Connection:
         return LOCAL if access is None else access.gate.principal(self._key)
 
     async def _greet(self, parts: list[bytes]) -> None:
-        answer, self._key = await keys.answer(parts, self._server.access)
-        if answer:
-            self.end.send(answer, answer[0].decode().lower())
+        welcome, self._key = await answer(parts, self._server.access)
+        if welcome:
+            self.end.send(welcome, welcome[0].decode().lower())
         if not self._key:
             self.end.close()
 
     def _receive(self, parts: list[bytes]) -> None:
         if self._server.is_closed:
             return
-        if parts[0] == keys.HELLO:
+        if parts[0] == HELLO:
             self._server.greetings.spawn(self._greet(parts), "sim-peer-greeting")
             return
         if self._server.access is not None and not self._key:
-            self.end.send([keys.REFUSED, keys.WANTED], "refused")
+            self.end.send([REFUSED, WANTED], "refused")
             return
         envelope = decode_parts(parts)
         if self.principal() is None:

@@ -35,13 +35,12 @@ from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService, World
 from ..peer.keys import CLEAR, KeyPair, PeerClientKeys, PeerServerKeys
-from . import keys
-from .byte_streams import SimByteServing, SimByteStream
-from .files import DeadProcess, Disk, SimFiles, SimulatedDeath
+from . import peers
+from .disk import DeadProcess, Disk, SimFiles, SimulatedDeath
 from .loop import PROCESS, DiskDelays, SimTask, SimTrace, SimWorkers, VirtualLoop
 from .peers import SimPeer, SimPeerServer
 from .rpc import SimChannel, SimServing
-from .wires import SimWires
+from .wires import SimByteServing, SimByteStream, SimWires
 
 # ------------------------------------------------------------------------------------------------------- network
 # A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables.
@@ -93,7 +92,7 @@ class SimNetwork:
 
     def new_keys(self) -> KeyPair:
         self._check()
-        return keys.new_keys(self._rng)
+        return peers.new_keys(self._rng)
 
     def _check(self) -> None:
         if not self._is_alive():

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.journal import crc32c
-from magnetar.ledger.adds_format import decode_statuses, encode_adds
 from magnetar.ledger.peer_format import (
     ENTRY_HEADER,
     AnswerHead,
@@ -14,7 +13,9 @@ from magnetar.ledger.peer_format import (
     RequestHead,
     Status,
     decode_answer,
+    decode_statuses,
     encode_add_many,
+    encode_adds,
 )
 from magnetar.metadata import paths, records
 from magnetar.runtime.network import Peer

@@ -17,8 +17,8 @@ from magnetar.bookie.format.journal import (
     encode_record,
     padded_size,
 )
-from magnetar.bookie.store.journal.replay import JournalPosition, JournalReader, journal_name
-from magnetar.runtime.sim.files import Disk, SimFiles
+from magnetar.bookie.store.replay import JournalPosition, JournalReader, journal_name
+from magnetar.runtime.sim.disk import Disk, SimFiles
 
 UUID = bytes(range(16))
 DIRECTORY = "/journal"

@@ -1,4 +1,4 @@
-"""ADD_MANY: its bytes (ledger/adds_format.py), and that each entry is answered as if it had come alone."""
+"""ADD_MANY: its bytes (ledger/peer_format.py), and that each entry is answered as if it had come alone."""
 
 import asyncio
 import random
@@ -6,27 +6,25 @@ from collections.abc import Sequence
 
 import pytest
 
-from magnetar.ledger.adds_format import (
+from magnetar.ledger.peer_format import (
     ADDS_MAX,
+    ENTRY_HEADER,
     JOINED_BYTES_MAX,
+    AnswerHead,
+    Op,
+    RequestHead,
+    Status,
     VerifiedAdds,
+    decode_answer,
+    decode_request,
     decode_statuses,
+    encode_add_many,
     encode_adds,
     encode_statuses,
     verify_add,
     verify_adds,
 )
-from magnetar.ledger.peer_format import (
-    ENTRY_HEADER,
-    AnswerHead,
-    Op,
-    RequestHead,
-    Status,
-    decode_answer,
-    decode_request,
-    encode_add_many,
-)
-from magnetar.runtime.files import Buffer
+from magnetar.runtime.disk import Buffer
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, OTHER_KEY, payload_of, rows, stored_entry
 from tests.bookie.stores import NODE

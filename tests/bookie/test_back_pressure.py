@@ -14,12 +14,20 @@ from magnetar.bookie.adds import AddRequests
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import FENCES_PART, LACS_PART, BookieService
 from magnetar.bookie.store.store import Store, StoreConfig, StorePorts
-from magnetar.ledger.adds_format import decode_statuses, encode_adds
-from magnetar.ledger.peer_format import Flags, Op, RequestHead, Status, decode_answer, encode_add_many
+from magnetar.ledger.peer_format import (
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_answer,
+    decode_statuses,
+    encode_add_many,
+    encode_adds,
+)
 from magnetar.proto.errors import BackPressure
 from magnetar.runtime.network import Endpoint, Peer
 from magnetar.runtime.process import real_world
-from magnetar.runtime.threads import Worker
+from magnetar.runtime.tasks import Worker
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller, rows, stored_entry
 from tests.bookie.stores import NODE

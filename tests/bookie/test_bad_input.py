@@ -8,7 +8,6 @@ import pytest
 from magnetar.bookie.format.ledger_index import LedgerState
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.index_files import LedgerDescriptor
-from magnetar.ledger.adds_format import encode_adds
 from magnetar.ledger.metadata_core import new_record
 from magnetar.ledger.peer_format import (
     VERSION,
@@ -20,9 +19,10 @@ from magnetar.ledger.peer_format import (
     decode_answer,
     encode_add,
     encode_add_many,
+    encode_adds,
     encode_admin,
 )
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, OTHER_KEY, PeerCaller, payload_of, rows, stored_entry
 from tests.bookie.stores import NODE

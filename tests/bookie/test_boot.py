@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.journal import ForeignFile
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
-from magnetar.bookie.store.journal.replay import JournalPosition
+from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.state_log import LIMBO, DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from magnetar.bookie.disk_monitor import DiskState
+from magnetar.bookie.registration import DiskState
 from magnetar.bookie.store.headroom import NAME
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import Disk, FileFault

@@ -5,15 +5,14 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.disk_monitor import DiskLimits, DiskState, DiskUsage, judge_disk
+from magnetar.bookie.registration import DiskLimits, DiskState, DiskUsage, judge_disk
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.headroom import NAME
 from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
-from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES
-from magnetar.runtime.sim.files import Disk, SimFiles
+from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES, Disk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of

@@ -11,7 +11,7 @@ from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import get_record
 from magnetar.proto.errors import Busy
-from magnetar.runtime.sim.files import SimFiles
+from magnetar.runtime.sim.disk import SimFiles
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE
 

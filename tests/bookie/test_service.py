@@ -15,7 +15,7 @@ from magnetar.ledger.peer_format import Flags, Op, Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import Operation as Operation_
 from magnetar.proto.errors import Unavailable, WrongIdentity
-from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.sim.disk import Operation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, payload_of, stored_entry
 from tests.bookie.stores import NODE, SMALL

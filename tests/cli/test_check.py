@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.check import ProbeTimes, nagios_line, prometheus_page
-from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo import Processes
 from tests.support.processes import run_here
 
 QUICK = ProbeTimes(0.2, 0.01, 0.02)

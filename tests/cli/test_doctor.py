@@ -20,7 +20,7 @@ from magnetar.cli.admin.doctor import (
     newest_file_ms,
     run_checks,
 )
-from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo import Processes
 from magnetar.cli.main import root
 from magnetar.proto.alarms import Alarm
 from magnetar.runtime.config import defaults_of

@@ -14,8 +14,8 @@ import pytest
 
 import magnetar
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.cli.common.processes import Cluster, Process, Processes
-from magnetar.cli.run import brokers, processes
+from magnetar.cli.demo import Cluster, Process, Processes
+from magnetar.cli.run import brokers
 from magnetar.cli.run.standalone import bookies_by_process
 from magnetar.cli.storage.bookie import count_processes
 from magnetar.proto.errors import Busy, InvalidConfiguration
@@ -269,13 +269,13 @@ def test_security_needs_members_that_know_each_other(tmp_path: Path) -> None:
 
 
 def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_ones() -> None:
-    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
-    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
-    assert processes.address_of_process(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
-    assert processes.address_of_process(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
-    assert processes.address_of_process(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
+    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
+    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
+    assert brokers.address_of_process(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
+    assert brokers.address_of_process(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
+    assert brokers.address_of_process(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
     with pytest.raises(InvalidConfiguration, match="65536"):
-        processes.address_of_process(Endpoint("0.0.0.0", 65535), 1)
+        brokers.address_of_process(Endpoint("0.0.0.0", 65535), 1)
 
 
 def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other() -> None:
@@ -296,9 +296,9 @@ def test_brokers_of_a_cluster_share_unless_they_are_told_otherwise() -> None:
 
 
 def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
-    held = processes.lock_folder(str(tmp_path))
+    held = brokers.lock_folder(str(tmp_path))
     threading.Timer(0.2, held.close).start()
-    processes.lock_folder(str(tmp_path)).close()
+    brokers.lock_folder(str(tmp_path)).close()
 
 
 def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None:
@@ -309,7 +309,7 @@ def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None
 
 
 def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_again() -> None:
-    ports = processes.Ports()
+    ports = brokers.Ports()
     where = ports.reserve(Endpoint("127.0.0.1", 0))
     for _ in range(2):
         with socket.socket() as listening:
@@ -317,7 +317,7 @@ def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_agai
             listening.bind(where)
             listening.listen()
             with pytest.raises(Busy):
-                processes.Ports().reserve(where)
+                brokers.Ports().reserve(where)
 
 
 def test_a_folder_that_is_a_bookie_itself_has_no_room_for_several(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A server that starts imports what it needs until it serves its first messages, and nothing else.
 
-What an idle server does not need is loaded when it is first needed (runtime/threads.py `Workers`): each module costs
+What an idle server does not need is loaded when it is first needed (runtime/tasks.py `Workers`): each module costs
 the start and the memory of every server that never uses it. Python itself says what it imports.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.cli.common.processes import Process, Processes
+from magnetar.cli.demo import Process, Processes
 from tests import layout
 from tests.support.processes import run_cli
 
@@ -30,7 +30,6 @@ LATER = {
     "magnetar.broker.grpc.transactions": "the first call about a transaction",
     "magnetar.broker.pulsar.connection": "the first connection of a client of Pulsar",
     "magnetar.broker.rest.application": "the first connection over HTTP",
-    "magnetar.broker.cluster.schema_avro_core": "the first schema",
     "magnetar.broker.cluster.schema_core": "the first schema",
     "magnetar.broker.transaction.coordinator": "the first coordinator",
     "magnetar.broker.transaction.begins_core": "the first coordinator",
@@ -40,7 +39,6 @@ LATER = {
     "magnetar.broker.transaction.outcomes_core": "the first coordinator",
     "magnetar.broker.transaction.records_core": "the first coordinator",
     "magnetar.broker.transaction.state_core": "the first coordinator",
-    "magnetar.broker.transaction.table_core": "the first coordinator",
     "magnetar.client": "the producers of a broker are loaded by the first message that it publishes itself",
     "magnetar.metadata.zookeeper": "--metadata zk://…",
     "magnetar.proto.pulsar_pb2": "the first connection of a client of Pulsar",

@@ -13,16 +13,15 @@ from typing import NamedTuple, cast
 
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.store import identity
-from magnetar.bookie.store.journal.replay import JournalPosition
+from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata.store import MetadataStore, Put, VersionedValue
 from magnetar.metadata.store import Operation as MetadataOperation
-from magnetar.runtime.files import join_path
+from magnetar.runtime.disk import join_path
 from magnetar.runtime.network import World
-from magnetar.runtime.sim.disk import Disk, Operation
-from magnetar.runtime.sim.files import SimFiles
+from magnetar.runtime.sim.disk import Disk, Operation, SimFiles
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, SMALL, UUID, add, payload
 from tests.crashes.control import Found

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
 from magnetar.runtime.network import Network, World
-from magnetar.runtime.sim.files import DeadProcess, SimFiles, SimulatedDeath
+from magnetar.runtime.sim.disk import DeadProcess, SimFiles, SimulatedDeath
 
 P = ParamSpec("P")
 R = TypeVar("R")

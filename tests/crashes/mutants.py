@@ -21,15 +21,14 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
 from magnetar.bookie.store.entrylog.mover import EntryMover
 from magnetar.bookie.store.entrylog.writer import MemtableFlush, WrittenEntries, _Open
-from magnetar.bookie.store.index_files import LedgerDescriptors
-from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
-from magnetar.bookie.store.journal.journal import Done, Journal
-from magnetar.bookie.store.keys import TombstoneWriter
+from magnetar.bookie.store.group_commit_core import GroupCommit, Stage, WriteBlock
+from magnetar.bookie.store.index_files import LedgerDescriptors, TombstoneWriter
+from magnetar.bookie.store.journal import Done, Journal
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.files import Files, join_path
+from magnetar.runtime.disk import Files, join_path
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.stops import KINDS, STOP, record_named

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType
 
 import magnetar.bookie
-from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.sim.disk import Operation
 
 BOOKIE = Path(magnetar.bookie.__file__).parent
 _OURS = str(BOOKIE)

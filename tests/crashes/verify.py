@@ -22,9 +22,8 @@ from magnetar.bookie.store.checkpoint import MARK
 from magnetar.bookie.store.state_log import DirectoryFacts
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.files import join_path
-from magnetar.runtime.sim.disk import Disk, Operation, SimInode
-from magnetar.runtime.sim.files import SimFiles
+from magnetar.runtime.disk import join_path
+from magnetar.runtime.sim.disk import Disk, Operation, SimFiles, SimInode
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, SMALL, UUID
 from tests.crashes.chapters import LOSS

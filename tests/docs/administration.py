@@ -75,7 +75,7 @@ def _routes() -> dict[str, list[str]]:
 
 
 def _row_of(handler: Callable[..., Any]) -> object:
-    """The row that a handler of broker/rest/rows_routes.py has in its closure."""
+    """The row that a handler of broker/rest/transactions_routes.py has in its closure."""
     cells = (each.cell_contents for each in getattr(handler, "__closure__", None) or ())
     return next((each for each in cells if isinstance(each, Operation)), None)
 

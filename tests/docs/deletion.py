@@ -12,7 +12,7 @@ from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.entrylog.compaction import EntryLogCompactor
 from magnetar.bookie.store.entrylog.mover import ActionReason
-from magnetar.bookie.store.keys import TombstoneWriter
+from magnetar.bookie.store.index_files import TombstoneWriter
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.proto.states import LedgerStays as Stays

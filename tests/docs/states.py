@@ -13,7 +13,6 @@ from typing import Any
 
 from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger.metadata_core import RecordWrite, Striping, Transition, new_record
-from magnetar.ledger.pending_core import AddAcked, AddFailed, PendingAdd, SendAdd
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecovered,
@@ -29,6 +28,8 @@ from magnetar.ledger.recovery_core import (
     SendRead,
 )
 from magnetar.ledger.writer_core import (
+    AddAcked,
+    AddFailed,
     AddRefused,
     ChangeEnsemble,
     CloseLedger,
@@ -40,7 +41,9 @@ from magnetar.ledger.writer_core import (
     EntryOutcome,
     LedgerEnded,
     NoReplacement,
+    PendingAdd,
     QuorumTimedOut,
+    SendAdd,
     Writer,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord

@@ -14,8 +14,8 @@ from typing import Any
 
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import PayloadAdd, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
+from magnetar.ledger.writer_core import PayloadAdd, SendAdd, Striping
 from magnetar.metadata.records import LedgerRecord
 
 Event = tuple[Any, ...]

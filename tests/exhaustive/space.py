@@ -33,7 +33,7 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Op
-from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, Striping
+from magnetar.ledger.writer_core import AddFailed, AddsAcked, PayloadAdd, Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
 from tests.exhaustive.columns import Columns

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from magnetar.ledger import recovery_core as r
-from magnetar.ledger.pending_core import AddAcked, AddFailed
+from magnetar.ledger.writer_core import AddAcked, AddFailed
 
 FAULTS = ("none", "late", "crash", "cas", "unknown")
 WRITER, NOBODY = "w", ""

@@ -10,7 +10,7 @@ from magnetar.broker.pulsar import consumer, lookup, translate
 from magnetar.broker.pulsar.frames import PulsarFrameSplitter, encode_frame, parse_frame, parse_sent_entry
 from magnetar.broker.rest.call import BadRequest
 from magnetar.broker.rest.policies import POLICIES, convert_value, parse_namespace_policies
-from magnetar.client.model.avro_bounds import CheckedSchema
+from magnetar.client.model.fields import CheckedSchema
 from magnetar.client.model.schema import parse_avro_schema, read_avro
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import encode_client_part

@@ -43,7 +43,7 @@ from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.messages import copied_tags, item_bounds
 from magnetar.runtime.peer import envelope
-from magnetar.security import htpasswd
+from magnetar.security import basic
 from magnetar.security import token as revoked
 from magnetar.security.oidc import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
@@ -336,7 +336,7 @@ TARGETS: dict[str, Target] = {
     "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
                               _run_set(), b""], _bitmap),
     "token": Target(_tokens, _token),
-    "htpasswd": Target(lambda: [_HTPASSWD, b"a:{SHA}VBPuJHI7uixaa6LQGWx4s+5GKNE=\r\n"], htpasswd.parse),
+    "htpasswd": Target(lambda: [_HTPASSWD, b"a:{SHA}VBPuJHI7uixaa6LQGWx4s+5GKNE=\r\n"], basic.parse_htpasswd),
     "revoked": Target(lambda: [b"# ids\n0a1b\n\norders\n", b"x"], _revoked),
     "jwks": Target(lambda: [_JWKS, b'{"keys": []}', b"[]"], _jwks),
     "settings": Target(lambda: [_TOML], _settings),

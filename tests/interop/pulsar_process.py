@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import free_port, with_parent_death_signal
+from magnetar.cli.demo import free_port, with_parent_death_signal
 from tests.interop.drivers import HERE, Unavailable, fetch, find_tool
 from tests.interop.drivers import build as compile_
 

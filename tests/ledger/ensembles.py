@@ -20,7 +20,7 @@ import msgspec
 
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
+from magnetar.ledger.writer_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 
 Step = tuple[str, int]

@@ -11,8 +11,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from magnetar.ledger.adds_format import encode_statuses, verify_adds
-from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from magnetar.ledger.peer_format import (
+    ENTRY_HEADER,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_request,
+    encode_statuses,
+    verify_adds,
+)
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode
 from magnetar.metadata.store import MetadataStore

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance import scrub
-from magnetar.ledger import LedgerClient, damage
-from magnetar.ledger.damage import DamageReports, Ranges, store_report, subtract_ranges, union_ranges
+from magnetar.ledger import LedgerClient, bookies
+from magnetar.ledger.bookies import DamageReports, Ranges, store_report, subtract_ranges, union_ranges
 from magnetar.ledger.peer_format import Status
 from magnetar.ledger.placement_core import TroubleKind
 from magnetar.metadata import paths
@@ -104,7 +104,7 @@ async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_en
         raise Unavailable("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(damage, "put_record", refuse)
+        patched.setattr(bookies, "put_record", refuse)
         reports.add(7, "b", 1)
         await reports.wait_written()
     assert await said(cluster.metadata, 7, "b") is None
@@ -117,8 +117,8 @@ async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_en
 async def test_what_waits_and_what_is_remembered_is_bounded(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "WAITING_MAX", 10)
-    monkeypatch.setattr(damage, "KNOWN_MAX", 15)
+    monkeypatch.setattr(bookies, "WAITING_MAX", 10)
+    monkeypatch.setattr(bookies, "KNOWN_MAX", 15)
     reports = DamageReports(cluster.metadata)
     for entry in range(50):
         reports.add(7, "b", entry)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.ledger import writer_core as w
-from magnetar.ledger.pending_core import PayloadAdd
 from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
@@ -18,6 +17,7 @@ from magnetar.ledger.writer_core import (
     EntryOutcome,
     LedgerEnded,
     NoReplacement,
+    PayloadAdd,
     QuorumTimedOut,
     Writer,
     WriterState,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from magnetar.ledger import metadata_core as m
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
 
 

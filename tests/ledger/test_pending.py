@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.ledger.pending_core import AddAcked, PayloadAdd, PendingAdds, SendAdd, Striping
+from magnetar.ledger.writer_core import AddAcked, PayloadAdd, PendingAdds, SendAdd, Striping
 
 ENSEMBLE = ("a", "b", "c")
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.ledger.pending_core import Striping
 from magnetar.ledger.placement_core import (
     UNKNOWN_RACK,
     WEIGHT_RATIO_MAX,
@@ -22,6 +21,7 @@ from magnetar.ledger.placement_core import (
     choose_bookies,
     reduce_striping,
 )
+from magnetar.ledger.writer_core import Striping
 
 RACKS = ("/a", "/b", "/c", "/d")
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.ledger import metadata_core as m
-from magnetar.ledger.pending_core import Striping
 from magnetar.ledger.reader_core import (
     EntriesRead,
     EntryMissing,
@@ -24,6 +23,7 @@ from magnetar.ledger.reader_core import (
     encode_header,
     verify_entry,
 )
+from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import CLOSED, Fragment, LedgerRecord
 from magnetar.proto.checksum import JOINED_BYTES_MIN, crc32c
 

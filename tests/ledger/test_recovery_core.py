@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from magnetar.ledger import metadata_core as m
-from magnetar.ledger.pending_core import AddAcked, AddFailed, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
 from magnetar.ledger.recovery_core import (
     CloseRecovered,
@@ -27,6 +26,7 @@ from magnetar.ledger.recovery_core import (
     SendFence,
     SendRead,
 )
+from magnetar.ledger.writer_core import AddAcked, AddFailed, SendAdd, Striping
 from magnetar.metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.ledger.pending_core import PayloadAdd, PendingAdds, SendAdd, Striping
+from magnetar.ledger.writer_core import PayloadAdd, PendingAdds, SendAdd, Striping
 from tests.compiled import replaces_code
 from tests.mutants.hunt import hunt
 from tests.simulation.protocol.bookie import Rules

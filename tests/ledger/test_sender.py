@@ -9,17 +9,28 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from magnetar.ledger.adds_format import ADDS_MAX, decode_statuses, encode_statuses, verify_add, verify_adds
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.metadata_core import new_record
-from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
-from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
+from magnetar.ledger.peer_format import (
+    ADDS_MAX,
+    ENTRY_HEADER,
+    AnswerHead,
+    Op,
+    RequestHead,
+    Status,
+    decode_answer,
+    decode_request,
+    decode_statuses,
+    encode_statuses,
+    verify_add,
+    verify_adds,
+)
 from magnetar.ledger.reader_core import AppendPayload
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, AppendWithFuture, Fact
-from magnetar.ledger.writer_core import AddRefused, EntryOutcome
+from magnetar.ledger.writer_core import AddFailed, AddRefused, AddsAcked, EntryOutcome, PendingAdds, Striping
 from magnetar.proto.errors import BackPressure, ConnectionLost
-from magnetar.runtime.files import Buffer
+from magnetar.runtime.disk import Buffer
 from magnetar.runtime.network import AnswerListener, Reply, notify_on_answer
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from magnetar.proto.errors import InvalidConfiguration
 
 SHAPES = [(e, qw, qa) for e in range(1, 7) for qw in range(1, e + 1) for qa in range(1, qw + 1)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from magnetar.bookie.disk_monitor import DiskState
+from magnetar.bookie.registration import DiskState
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader

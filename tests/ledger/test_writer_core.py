@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from magnetar.ledger.pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd, Striping
 from magnetar.ledger.writer_core import (
+    AddAcked,
+    AddFailed,
     AddRefused,
     ChangeEnsemble,
     CloseLedger,
@@ -19,7 +20,10 @@ from magnetar.ledger.writer_core import (
     Fact,
     FailEntries,
     LedgerEnded,
+    PayloadAdd,
     QuorumTimedOut,
+    SendAdd,
+    Striping,
     Writer,
     WriterState,
 )

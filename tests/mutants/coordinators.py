@@ -11,8 +11,7 @@ from magnetar.broker.transaction.intents_core import AbortReason, SendOutcome
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import OutcomeDecider
 from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
-from magnetar.broker.transaction.state_core import CoordinatorState
-from magnetar.broker.transaction.table_core import LiveTransaction, Phase, TransactionTable
+from magnetar.broker.transaction.state_core import CoordinatorState, LiveTransaction, Phase, TransactionTable
 from tests.mutants.ledgers import Stack, put
 
 

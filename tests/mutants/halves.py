@@ -11,8 +11,7 @@ from magnetar.broker.transaction.halves_core import Phase as HalfPhase
 from magnetar.broker.transaction.intents_core import EndHalf, HalfVerb
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, make_commit_record
-from magnetar.broker.transaction.state_core import CoordinatorState
-from magnetar.broker.transaction.table_core import Phase
+from magnetar.broker.transaction.state_core import CoordinatorState, Phase
 from tests.mutants.ledgers import Stack, put
 
 

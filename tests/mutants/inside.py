@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from magnetar.runtime.files import Buffer
+from magnetar.runtime.disk import Buffer
 from magnetar.runtime.peer.inside import InFlight, InProcessPeer
 from tests.mutants.ledgers import Stack, put
 

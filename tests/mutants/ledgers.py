@@ -15,10 +15,19 @@ from magnetar.ledger import handle, sender
 from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.peer_format import Flags, Op, RequestHead
-from magnetar.ledger.pending_core import AddAcked, PendingAdd, PendingAdds, SendAdd, Striping
 from magnetar.ledger.reader_core import ReadableEntryBound
 from magnetar.ledger.recovery_core import EntryVotes, Recovery
-from magnetar.ledger.writer_core import CloseLedger, NoReplacement, Writer, WriterState
+from magnetar.ledger.writer_core import (
+    AddAcked,
+    CloseLedger,
+    NoReplacement,
+    PendingAdd,
+    PendingAdds,
+    SendAdd,
+    Striping,
+    Writer,
+    WriterState,
+)
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack

@@ -18,8 +18,7 @@ from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.halves_core import HalfMessages
-from magnetar.broker.transaction.state_core import ValuesByRoleAndName
-from magnetar.broker.transaction.table_core import TransactionTable
+from magnetar.broker.transaction.state_core import TransactionTable, ValuesByRoleAndName
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated

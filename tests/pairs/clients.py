@@ -202,9 +202,9 @@ def _by_outbox(
 
     from sqlalchemy import MetaData, create_engine
 
+    from magnetar.client.outbox.destination_core import RelaySettings
     from magnetar.client.outbox.relay import OutboxAdmin, Relay
     from magnetar.client.outbox.tables import SQLAlchemyOutbox
-    from magnetar.client.outbox.values_core import RelaySettings
 
     engine = create_engine(f"sqlite:///{folder / 'outbox.db'}")
     metadata = MetaData()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime.disk import EXIT_DISK_FAILED, SystemFiles
-from magnetar.runtime.files import DIRECT_ALIGNMENT
+from magnetar.runtime.disk import DIRECT_ALIGNMENT, EXIT_DISK_FAILED, SystemFiles
 
 FILES = SystemFiles()
 

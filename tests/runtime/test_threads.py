@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from magnetar.runtime.threads import SystemWorkers
+from magnetar.runtime.tasks import SystemWorkers
 
 
 async def test_calls_run_in_order_on_one_other_thread() -> None:

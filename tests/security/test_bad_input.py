@@ -22,7 +22,7 @@ from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import GrpcServing, serve
 from magnetar.runtime.network import Endpoint
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.secrets import Secret
+from magnetar.security.settings import Secret
 from magnetar.security.token import create_token
 from tests.runtime.grpc.test_access import HERE, LOOKUP, Broker, role
 from tests.security.test_basic import BCRYPT, credentials

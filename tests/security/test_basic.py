@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from magnetar.proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
 from magnetar.proto.names import is_role
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.threads import SystemWorker, SystemWorkers
-from magnetar.security import basic, htpasswd
+from magnetar.runtime.tasks import SystemWorker, SystemWorkers
+from magnetar.security import basic
 from magnetar.security.basic import BasicProvider
 from magnetar.security.settings import BasicSection
 from tests.security.test_settings import authenticator, private
@@ -52,12 +52,12 @@ async def login(of: BasicProvider, user: str, password: str, address: str = "10.
 
 # ---------------------------------------------------------------------------------- files
 def test_the_three_hashes_of_htpasswd_match_their_password_and_no_other() -> None:
-    users = htpasswd.parse(FILE)
+    users = basic.parse_htpasswd(FILE)
     assert list(users) == ["ada", "bob", "eve"]
     for user, password in (("ada", b"secret"), ("bob", b"myPassword"), ("eve", b"myPassword")):
-        assert htpasswd.matches(password, users[user])
+        assert basic.matches(password, users[user])
         for wrong in (b"", password + b"x", password[:-1], password.upper()):
-            assert not htpasswd.matches(wrong, users[user])
+            assert not basic.matches(wrong, users[user])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_three_hashes_of_htpasswd_match_their_password_and_no_other() -> Non
     ],
 )
 def test_apr1_is_that_of_openssl(password: bytes, salt: bytes, hashed: str) -> None:
-    assert htpasswd.hash_apr1(password, salt) == hashed
+    assert basic.hash_apr1(password, salt) == hashed
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_apr1_is_that_of_openssl(password: bytes, salt: bytes, hashed: str) -> N
 )
 def test_a_line_that_cannot_be_used_is_named_and_not_quoted(line: str, words: str) -> None:
     with pytest.raises(InvalidConfiguration, match=words) as found:
-        htpasswd.parse(line.encode())
+        basic.parse_htpasswd(line.encode())
     assert "rqXexS6ZhobKA" not in str(found.value)
 
 
@@ -113,12 +113,12 @@ LINES = st.lists(
 @given(st.one_of(LINES.map(lambda text: text.encode(errors="surrogatepass")), st.binary(max_size=60)))
 def test_any_file_gives_roles_with_hashes_that_can_be_compared_or_is_refused(text: bytes) -> None:
     try:
-        users = htpasswd.parse(text)
+        users = basic.parse_htpasswd(text)
     except InvalidConfiguration:
         return
     for user, hashed in users.items():
         assert is_role(user)
-        assert not htpasswd.matches(b"no password of these", hashed)
+        assert not basic.matches(b"no password of these", hashed)
 
 
 # ---------------------------------------------------------------------------------- logins
@@ -170,13 +170,13 @@ async def test_a_success_is_remembered_five_minutes_and_until_the_file_changes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, compared = Clock(), []
-    ours, right = provider(path, clock), htpasswd.matches
+    ours, right = provider(path, clock), basic.matches
 
     def counted(password: bytes, hashed: str) -> bool:
         compared.append(hashed)
         return right(password, hashed)
 
-    monkeypatch.setattr(htpasswd, "matches", counted)
+    monkeypatch.setattr(basic, "matches", counted)
     for _ in range(3):
         await login(ours, "ada", "secret")
     assert len(compared) == 1

@@ -17,14 +17,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 import magnetar
-from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo import Processes
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from magnetar.runtime.access import Caller, CallerAccess, Principal, PrincipalKind
 from magnetar.runtime.peer.keys import KeyPair
 from magnetar.runtime.process import real_world
 from magnetar.security.authenticator import SecuredNetwork
-from magnetar.security.secrets import Secret
-from magnetar.security.settings import BrokerSection, SecuritySettings, TokenSection
+from magnetar.security.settings import BrokerSection, Secret, SecuritySettings, TokenSection
 from magnetar.spark_connector.options import parse_sink, parse_source
 from tests.cli.run.test_metrics import facts
 from tests.client.model.keys import files, pair

@@ -14,7 +14,7 @@ KEYS = re.compile(r"(?:^|_)(?:key|token)$")
 PUBLIC = {"public_key", "topics_hash"}
 OF_SECRETS = (
     "security/", "client/model/", "client/connect/", "runtime/access.py", "runtime/peer/", "broker/access/",
-    "bookie/adds.py", "bookie/newcomers.py", "bookie/service.py", "bookie/store/",
+    "bookie/adds.py", "bookie/service.py", "bookie/service.py", "bookie/store/",
 )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
 from magnetar.runtime.access import Caller, PrincipalKind
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.tasks import SystemWorkers
 from magnetar.runtime.tcp.http_client import JsonClient
-from magnetar.runtime.threads import SystemWorkers
 from magnetar.security.oidc import (
     DISCOVERY,
     DROP_S,

@@ -14,10 +14,10 @@ from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess
 from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.network import Channel, Endpoint
 from magnetar.runtime.sim.world import Simulation
-from magnetar.security import secrets as watched
+from magnetar.security import settings as watched
 from magnetar.security import token as revoked
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.secrets import Secret
+from magnetar.security.settings import Secret
 from magnetar.security.token import create_token
 from tests.runtime.grpc.test_access import CONNECT, Broker, role
 from tests.security.test_basic import BCRYPT, SHA, credentials

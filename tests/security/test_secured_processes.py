@@ -10,10 +10,10 @@ import bcrypt
 import pytest
 
 import magnetar
-from magnetar.cli.common.processes import Process, Processes
+from magnetar.cli.demo import Process, Processes
 from magnetar.runtime.access import TlsFiles
 from magnetar.runtime.clock import SystemClock
-from magnetar.security.secrets import Secret
+from magnetar.security.settings import Secret
 from magnetar.security.token import create_token
 from tests.security.test_settings import private
 from tests.support.certificates import Authority

@@ -14,8 +14,7 @@ from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthent
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.process import real_world
 from magnetar.security.authenticator import Authenticator, SecuredNetwork, read_token
-from magnetar.security.secrets import Secret, read_secret
-from magnetar.security.settings import SecuritySettings
+from magnetar.security.settings import Secret, SecuritySettings, read_secret
 from magnetar.security.token import create_token
 from tests.security.test_token import NOW_S, SECRET, Clock
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
 from magnetar.proto.names import check_role
 from magnetar.runtime.access import PrincipalKind
-from magnetar.security.secrets import Secret
-from magnetar.security.settings import TokenSection
+from magnetar.security.settings import Secret, TokenSection
 from magnetar.security.token import TokenVerifier, create_token, unverified_json
 
 NOW_S = 1_800_000_000

@@ -15,8 +15,8 @@ from unittest import mock
 
 from magnetar.bookie.adds import AddRequests
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.store.journal.group_commit_core import ConfirmBlock
-from magnetar.bookie.store.journal.journal import Journal
+from magnetar.bookie.store.group_commit_core import ConfirmBlock
+from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor_state import ChunkKey
@@ -29,9 +29,9 @@ from magnetar.client.core.effects import (
 from magnetar.client.core.producer import ProducerCore
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.peer_format import Op, Status
-from magnetar.ledger.pending_core import PendingAdds
+from magnetar.ledger.writer_core import PendingAdds
 from magnetar.proto.names import Position
-from magnetar.runtime.sim.files import SimFile, SimFiles
+from magnetar.runtime.sim.disk import SimFile, SimFiles
 
 Sabotage = Callable[[], contextlib.AbstractContextManager[None]]
 SABOTAGE: dict[str, Sabotage] = {}

@@ -18,10 +18,9 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
-from magnetar.spark_connector import delivery
-from magnetar.spark_connector.delivery import TaskReport
+from magnetar.spark_connector import sink
 from magnetar.spark_connector.options import parse_sink
-from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, stream_writer
+from magnetar.spark_connector.sink import MagnetarStreamWriter, MagnetarWriter, TaskReport, stream_writer
 from tests.client.conftest import in_thread
 from tests.client.fake_transactions import TransactionalBroker
 
@@ -49,7 +48,7 @@ def broker() -> Iterator[TransactionalBroker]:
 def spark_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The properties of the task that runs here."""
     told = {"sql.streaming.queryId": "query-1", "streaming.sql.batchId": "0"}
-    monkeypatch.setattr(delivery.TaskContext, "get", lambda: SimpleNamespace(getLocalProperty=told.get))
+    monkeypatch.setattr(sink.TaskContext, "get", lambda: SimpleNamespace(getLocalProperty=told.get))
     return told
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import free_port, with_parent_death_signal
-from magnetar.cli.demo import find_java
+from magnetar.cli.demo import find_java, free_port, with_parent_death_signal
 from magnetar.runtime.access import TlsFiles
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")

@@ -14,12 +14,12 @@ from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
 from magnetar.broker.log import compaction_core as compacted
 from magnetar.broker.subscription import cursor_format as cursor
-from magnetar.broker.subscription import delays_format as delays
+from magnetar.broker.subscription import delays
 from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
 from magnetar.broker.topic import dedup, outcomes
 from magnetar.broker.topic.dedup_core import Snapshot
 from magnetar.broker.transaction import log as coordinator
-from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo import Processes
 from magnetar.ledger import peer_format as peer
 from magnetar.metadata import records
 from magnetar.metadata.sqlite import SqliteStore

@@ -38,10 +38,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from ....runtime.clock import Clock
-from ....runtime.files import Files, join_path
+from ....runtime.disk import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
-from ....runtime.tasks import run_to_end
-from ....runtime.threads import Worker
+from ....runtime.tasks import Worker, run_to_end
 from ...format.ledger_index import DrainedLog
 from ...format.mark import OpenLog
 from .. import disk

@@ -1,6 +1,6 @@
 """The page at /ui: HTML that the server makes, on the HTTP port.
 
-    GET  /ui/…                  a view (views.py) in its template; `?format=json`: the value of the view
+    GET  /ui/…                  a view (topic_views.py) in its template; `?format=json`: the value of the view
     GET  /ui/…?live=1           the same as a stream of events: the part that changes, each time it has changed
     POST /ui/topics/…           changes the backlog of a subscription, after a preview
     POST /ui/login, /ui/logout  credentials as over REST; the cookie names them, and they are checked at each request
@@ -62,8 +62,7 @@ from ....runtime.clock import Clock
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..call import BadRequest, RestRequest, error_response
-from .formats import FILTERS, moment, number, parse_moment
-from .views import SUBSCRIPTION, VIEWS, View, find_view
+from .topic_views import FILTERS, SUBSCRIPTION, VIEWS, View, find_view, moment, number, parse_moment
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -3,24 +3,188 @@
 A view has what its caller may see: who may look the topic up sees its statistics and ledgers; the cursor and the
 buttons of a subscription, and payloads, need the permission to consume, as over REST.
 Guarding tests: tests/broker/rest/test_page_views.py.
+
+Numbers and names as the page shows them: the filters of its templates, such as `size` and `topic_path`.
+
+The views of the page: each is a function that returns a value, and a template shows it.
+
+A view calls operations as its caller (`RestRequest`), so the page shows nobody more than REST does. `?format=json`
+shows the value itself.
+
+| path below /ui | view | template |
+|---|---|---|
+| `/` | `overview` | overview.html |
+| `/topics` | `topics` | topics.html |
+| `/topics/{domain}/{tenant}/{namespace}/{topic}` | `topic` (topic_views.py) | topic.html |
+| the same, and `/ledgers`, `/messages`, `/subscription/{name}` | of the same name, there | of the same name |
+| `/brokers`, `/bookies`, `/repair`, `/metadata`, `/security`, `/settings` | of the same name | of the same name |
+
+Guarding tests: tests/broker/rest/test_page.py, tests/broker/rest/test_page_views.py.
 """
 
 from __future__ import annotations
 
+import heapq
+from codecs import getincrementaldecoder
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
+import msgspec
 from starlette.responses import Response
 
 from ....proto import operations as op
+from ....proto.alarms import Alarm, find_alarms, find_metadata_alarms, find_repair_alarms
 from ....proto.entry import decode_as_stored, parse_entry, properties_of, text_of
-from ....proto.errors import NotFound
+from ....proto.errors import NotFound, Unavailable
 from ....proto.names import parse_number
 from ....proto.operations import Operation
-from ....proto.statistics import CursorShape, KeptLedger, LedgerCopies, SubscriptionStats, TopicStats, WhyStuck
+from ....proto.statistics import (
+    BookieInfo,
+    BrokerSetting,
+    BrokerSummary,
+    ClusterSummary,
+    CursorBucket,
+    CursorShape,
+    KeptLedger,
+    LedgerCopies,
+    MetadataNode,
+    SecurityDescription,
+    SubscriptionStats,
+    TopicPage,
+    TopicRow,
+    TopicStats,
+    WhyStuck,
+)
+from ....runtime.config import REQUIRED, defaults_of, settings
 from ...log.unfolding import run_off_loop
+from ...session.inspection import ask_bookies
+from ...session.settings import to_java_text
 from ..call import BadRequest, RestRequest
-from .formats import parse_moment, payload_text
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes with its unit."""
+    for unit in _SIZES:
+        if abs(count) < 1000 or unit == _SIZES[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def number(count: float) -> str:
+    """Returns a number with thin spaces between thousands."""
+    return f"{count:,.0f}".replace(",", "\u202f")
+
+
+def rate(count: float) -> str:
+    """Returns a rate a second: with one digit after the point below ten."""
+    return f"{count:.1f}" if 0 < count < 10 else number(count)
+
+
+def percent(share: float) -> str:
+    """Returns a share as percent; a share below 0 is not known."""
+    return "–" if share < 0 else f"{100 * share:.0f} %"
+
+
+def age(since_ms: int, now_ms: int) -> str:
+    """Returns how long ago something was. 0: there is none."""
+    if not since_ms:
+        return "–"
+    seconds = max(0, now_ms - since_ms) // 1000
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def moment(at_ms: int) -> str:
+    """Returns a time in UTC. 0: there is none."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else "–"
+
+
+def topic_path(name: str) -> str:
+    """Returns the path of a topic below /ui/topics: each part is one segment, so a slash in a name is encoded."""
+    domain, _, rest = name.partition("://")
+    return "/".join(quote(part, safe="") for part in (domain, *rest.split("/", 2)))
+
+
+def segment(name: str) -> str:
+    """Returns a name as one segment of a path."""
+    return quote(name, safe="")
+
+
+def parse_moment(text: str) -> int:
+    """Returns a time of a form, in UTC, as milliseconds since the epoch. Raises BadRequest."""
+    try:
+        return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise BadRequest("the time is like 2026-11-28T12:00, in UTC") from None
+
+
+def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
+    """Returns where each part of a strip begins, and its width, of 1,000 in all."""
+    whole, found, at = sum(sizes) or 1, list[tuple[float, float]](), 0.0
+    for each in sizes:
+        found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
+        at += each
+    return found
+
+
+def json_text(text: str) -> str:
+    """Returns a JSON document, indented over several lines. Raises ValueError if the text is not JSON."""
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
+
+
+def payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
+    """Returns how the first `most` bytes of a payload are shown (json, text or hex), and their text: as `way` says; if
+    that is empty, or json and it is none, by the first of the three that fits."""
+    part, is_whole = payload[:most], len(payload) <= most
+    try:
+        text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
+    except UnicodeDecodeError:
+        return "hex", _hex_text(part)
+    if way == "hex" or (way != "text" and "\0" in text):
+        return "hex", _hex_text(part)
+    try:
+        return ("text", text) if way == "text" or not is_whole else ("json", json_text(text)[: 2 * most])
+    except ValueError:
+        return "text", text
+
+
+def _hex_text(payload: bytes) -> str:
+    lines = list[str]()
+    for at in range(0, len(payload), 16):
+        part = payload[at : at + 16]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<47}  {plain}")
+    return "\n".join(lines)
+
+
+def shade(bucket: CursorBucket) -> float:
+    """Returns the share of a bucket that is acknowledged."""
+    return round((bucket.acknowledged + bucket.pending) / max(1, bucket.entries), 3)
+
+
+def steps(path: str) -> list[tuple[str, str]]:
+    """Splits a path of the metadata. Returns each name in it with the path up to that name."""
+    names = path.strip("/").split("/") if path.strip("/") else []
+    return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (size, number, rate, percent, age, moment, topic_path, segment, shade, steps, stretches, json_text)
+}
+
 
 WHY_MAX = 50
 """Subscriptions of a topic that are explained: each is a request to its owner."""
@@ -260,3 +424,232 @@ def _message(
         id_, index, published_ms, producer, text_of(about.partition_key), properties_of(about), len(payload), shown,
         text, len(payload) > most,
     )  # fmt: skip
+
+
+ROWS = 10
+"""Rows of a table of the overview."""
+MARKS = 200
+"""Ledgers that miss copies: on the page, and of each the record is read."""
+CHILDREN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The cluster: its sums, what is wrong, and the topics to look at first."""
+
+    topics: int
+    subscriptions: int
+    producers: int
+    consumers: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    storage_bytes: int
+    backlog: int
+    connections: int
+    brokers: tuple[BrokerSummary, ...]
+    bookies: tuple[BookieInfo, ...]
+    alarms: tuple[Alarm, ...]
+    worst: tuple[TopicRow, ...]  # the largest backlogs
+    busiest: tuple[TopicRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """A page of topics, and what was asked for."""
+
+    q: str
+    sort: str
+    page: TopicPage
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """All brokers of the cluster. `silent`: those that did not answer."""
+
+    brokers: tuple[BrokerSummary, ...]
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookies:
+    """All registered bookies."""
+
+    bookies: tuple[BookieInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Auto-recovery, as a bookie says it (bookie/admin.py): `status`, and the first ledgers that miss copies."""
+
+    status: dict[str, Any]
+    alarms: tuple[Alarm, ...]
+    ledgers: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The caller of the page, and the other callers that are connected to the same broker."""
+
+    caller: str
+    method: str
+    expires_ms: int
+    found: SecurityDescription
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting of the broker that serves the page, with its description."""
+
+    setting: BrokerSetting
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings in force at the broker that was asked."""
+
+    broker: str
+    settings: tuple[SettingRow, ...]
+
+
+async def overview(call: RestRequest) -> Overview:
+    summary = await call.call_local(op.BROKER_SUMMARIES)
+    repair = () if summary.metadata_away_ms else find_repair_alarms(await _repair_status(call))
+    totals = [each.total for each in summary.brokers]
+    by_backlog = [row for each in summary.brokers for row in each.by_backlog if row.backlog]
+    by_traffic = [row for each in summary.brokers for row in each.by_traffic if row.rate_in or row.rate_out]
+    return Overview(
+        topics=sum(each.topics for each in totals), subscriptions=sum(each.subscriptions for each in totals),
+        producers=sum(each.producers for each in totals), consumers=sum(each.consumers for each in totals),
+        rate_in=sum(each.rate_in for each in totals), rate_out=sum(each.rate_out for each in totals),
+        throughput_in=sum(each.throughput_in for each in totals),
+        throughput_out=sum(each.throughput_out for each in totals),
+        storage_bytes=sum(each.storage_bytes for each in totals), backlog=sum(each.backlog for each in totals),
+        connections=sum(each.connections for each in summary.brokers), brokers=summary.brokers,
+        bookies=summary.bookies, alarms=(*_alarms(summary, call.broker.world.clock.wall_ms()), *repair),
+        worst=tuple(heapq.nsmallest(ROWS, by_backlog, key=lambda row: (-row.backlog, row.name))),
+        busiest=tuple(heapq.nsmallest(ROWS, by_traffic, key=lambda row: (-row.rate_in - row.rate_out, row.name))),
+    )  # fmt: skip
+
+
+async def _repair_status(call: RestRequest) -> dict[str, Any] | None:
+    try:
+        return await _ask_bookies(call, "repair-status")
+    except Unavailable:
+        return None  # which is an alarm
+
+
+def _alarms(found: ClusterSummary, now_ms: int) -> list[Alarm]:
+    oldest = [
+        {"name": row.name, "oldest_ms": row.oldest_ms} for each in found.brokers for row in each.by_age if row.oldest_ms
+    ]
+    oldest.sort(key=itemgetter("oldest_ms"))
+    return find_metadata_alarms(found.metadata_away_ms, now_ms) + find_alarms(
+        [{"broker": each.name, "busy": each.loop_busy, "degraded": each.degraded} for each in found.brokers],
+        found.silent,
+        [
+            {
+                "bookie": each.id, "state": "read-only" if each.read_only else "writable",
+                "freeBytes": each.free_bytes, "totalBytes": each.total_bytes,
+            }
+            for each in found.bookies
+        ],
+        oldest, now_ms,
+    )  # fmt: skip
+
+
+async def topics(call: RestRequest) -> Topics:
+    q, sort = call.query.get("q", ""), call.query.get("sort", "")
+    page = await call.call_local(
+        op.TOPIC_PAGE, prefix="", contains=q, sort=sort, after=call.query.get("after", ""), limit=100, here=False
+    )
+    return Topics(q, sort, page)
+
+
+async def brokers(call: RestRequest) -> Brokers:
+    found = await call.call_local(op.BROKER_SUMMARIES)
+    return Brokers(found.brokers, found.silent)
+
+
+async def bookies(call: RestRequest) -> Bookies:
+    found = await call.call_local(op.LIST_BOOKIES)
+    return Bookies(tuple(found))
+
+
+async def broker_settings(call: RestRequest) -> Settings:
+    described = await call.call_local(op.DESCRIBE_BROKER, tasks=False, metrics=False)
+    config = type(call.broker.config)
+    defaults, meanings = defaults_of(config), {each.name: each.doc for each in settings(config)}
+    rows = list[SettingRow]()
+    for each in described.settings:
+        default = defaults.get(each.name, REQUIRED)
+        rows.append(SettingRow(each, "" if default is REQUIRED else to_java_text(default), meanings.get(each.name, "")))
+    return Settings(described.name, tuple(rows))
+
+
+async def _ask_bookies(call: RestRequest, verb: str, **options: object) -> dict[str, Any]:
+    """Asks the bookies as this broker, for a caller who may operate the cluster."""
+    names = [each.id for each in await call.call_local(op.LIST_BOOKIES)]
+    return await ask_bookies(call.broker.bookies, names, verb, **options)
+
+
+async def repair(call: RestRequest) -> Repair:
+    status = await _ask_bookies(call, "repair-status")
+    found = await _ask_bookies(call, "under-replicated", limit=MARKS)
+    return Repair(status, tuple(find_repair_alarms(status)), tuple(found["ledgers"]))
+
+
+async def metadata(call: RestRequest) -> MetadataNode:
+    path, after = call.query.get("path", ""), call.query.get("after", "")
+    return await call.call_local(op.DESCRIBE_METADATA, node=path, after=after, limit=CHILDREN)
+
+
+async def security(call: RestRequest) -> Security:
+    found, who = await call.call_local(op.DESCRIBE_SECURITY), call.context.principal
+    return Security(str(who), who.method, who.expires_ms, found)
+
+
+class View(NamedTuple):
+    """A view of the page: its function, its template, its title, and whether the browser reloads it while it is
+    open."""
+
+    run: Callable[[RestRequest], Awaitable[object]]
+    template: str
+    title: str
+    live: bool = True
+
+
+VIEWS = {
+    "": View(overview, "overview.html", "Overview"),
+    "topics": View(topics, "topics.html", "Topics"),
+    "brokers": View(brokers, "brokers.html", "Brokers"),
+    "bookies": View(bookies, "bookies.html", "Bookies"),
+    "repair": View(repair, "repair.html", "Repair"),
+    "metadata": View(metadata, "metadata.html", "Metadata", live=False),
+    "security": View(security, "security.html", "Security"),
+    "settings": View(broker_settings, "settings.html", "Settings"),
+}
+"""The views by their path below /ui."""
+OF_TOPIC = {
+    "": View(topic, "topic.html", "Topic"),
+    "ledgers": View(ledgers, "ledgers.html", "Ledgers"),
+    "messages": View(messages, "messages.html", "Messages", live=False),
+}
+"""The views of a topic, by what follows its path."""
+SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
+
+
+def find_view(path: str) -> tuple[View, list[str]]:
+    """Returns the view of a path below /ui, and the encoded segments that name its topic, and subscription. Raises
+    BadRequest (404)."""
+    if view := VIEWS.get(path.strip("/")):
+        return view, []
+    parts = path.strip("/").split("/")
+    if parts[0] == "topics" and len(parts) in (5, 6) and (view := OF_TOPIC.get("".join(parts[5:]))):
+        return view, parts[1:5]
+    if parts[0] == "topics" and len(parts) == 7 and parts[5] == "subscription":
+        return SUBSCRIPTION, [*parts[1:5], parts[6]]
+    raise BadRequest("the page has no such view", 404)

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 from ....proto.compression import UNCOMPRESSED_BYTES_MAX
 from ....proto.names import Position
 from ....proto.states import TxnId
-from ...log.committed_shape_core import run_end as run_end
+from ...log.log_shape_core import run_end as run_end
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
 """The most messages of an entry (six bytes each): an index above it acknowledges nothing."""

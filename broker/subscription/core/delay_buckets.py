@@ -31,7 +31,7 @@ from ....proto.names import Position
 # The parts of a bucket of delayed entries: keys, in order of time, in segments.
 #     key      time in ms (8 bytes) | ledger (8) | entry (4), big-endian: they sort as bytes, as numbers and by time
 #     segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* are the same without times
-#     draft    a bucket that is to be written (broker/subscription/delays_format.py)
+#     draft    a bucket that is to be written (broker/subscription/delays.py)
 # Guarding tests: tests/broker/subscription/core/test_delays_core.py,
 # tests/broker/subscription/test_delays_format.py.
 

@@ -58,9 +58,8 @@ from ...log.log_shape_core import LogShape
 from .cursor import Cursor
 from .cursor_state import bit_indexes
 from .delays import DelayIndex
-from .filters import SkipReason, filters_of
 from .in_log_order import why_no_receiver
-from .policy import Entry, Member, Policy
+from .policy import Entry, Member, Policy, SkipReason, filters_of
 from .positions import select_positions
 from .redelivery_backoff import BackoffQueue
 

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..rows import TABLE, new_row, new_unit
+from ..tables import TABLE, new_row, new_unit
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox

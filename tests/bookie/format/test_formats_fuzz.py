@@ -26,7 +26,7 @@ from magnetar.bookie.format.ledger_index import (
     Tombstone,
 )
 from magnetar.bookie.format.mark import CheckpointMark
-from magnetar.ledger import adds_format as adds
+from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
 from magnetar.ledger.peer_format import AnswerHead, Flags, Op, RequestHead, Status
 from magnetar.proto.errors import NewerFormat

@@ -12,13 +12,13 @@ from magnetar.bookie.format import cookie as cookie_format
 from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.entry_log import DATA_OFFSET
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.inspect import indexes, journals, ledgers, logs, snapshot, summary
-from magnetar.bookie.inspect.picture import render_html
+from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
+from magnetar.bookie.inspect.summary import render_html
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.bookie.store.store import Store
-from magnetar.runtime.files import File, Files, join_path
+from magnetar.runtime.disk import File, Files, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, Model, fence, load, open_store, simulate
@@ -53,7 +53,7 @@ def look(simulation: Simulation) -> Snapshot:
 def everything(found: Snapshot) -> Iterator[object]:
     """All that all readers yield."""
     yield from found.damages
-    yield from ledgers.read_index_overview(found).damages
+    yield from indexes.read_index_overview(found).damages
     yield from journals.missing_journals(found)
     for number in journals.list_journal_numbers(found):
         yield from journals.walk_journal(found, number)
@@ -92,12 +92,12 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
 
 def counted(found: Snapshot) -> tuple[int, int, int, int]:
     """(log records, extents, ledgers, journal records) that can be seen."""
-    seen = ledgers.read_index_overview(found)
+    seen = indexes.read_index_overview(found)
     each = list(everything(found))
     return (
         sum(isinstance(one, logs.LoggedEntry) for one in each),
         sum(isinstance(one, ExtentPlace) for one in each),
-        len(list(ledgers.walk_ledgers(found, seen))),
+        len(list(indexes.walk_ledgers(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
 
@@ -160,8 +160,8 @@ def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
         store, model = await filled(simulation, closed=False)
         await store.checkpoint()
         found = look(simulation)
-        seen = ledgers.read_index_overview(found)
-        states = {state.ledger: state for state in ledgers.walk_ledgers(found, seen)}
+        seen = indexes.read_index_overview(found)
+        states = {state.ledger: state for state in indexes.walk_ledgers(found, seen)}
         assert list(states) == sorted(states) == sorted(seen.ledgers)
         assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
         assert list(seen.facts.tombstones) == [(3, 3)]
@@ -169,7 +169,7 @@ def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
         assert KEY not in repr((seen, states)).encode()
         for ledger, state in states.items():
             assert (state.lac, state.last) == store.read_lac(ledger)[1:]
-        assert list(ledgers.walk_ledgers(found, seen, 5, 7)) == [
+        assert list(indexes.walk_ledgers(found, seen, 5, 7)) == [
             states[ledger] for ledger in (5, 6) if ledger in states
         ]
         await store.close()
@@ -181,10 +181,10 @@ def test_ledgers_are_shown_in_order_whatever_the_window(monkeypatch: pytest.Monk
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        seen = ledgers.read_index_overview(found)
-        whole = list(ledgers.walk_ledgers(found, seen))
-        monkeypatch.setattr(ledgers, "WINDOW", 2)
-        assert list(ledgers.walk_ledgers(found, seen)) == whole
+        seen = indexes.read_index_overview(found)
+        whole = list(indexes.walk_ledgers(found, seen))
+        monkeypatch.setattr(indexes, "WINDOW", 2)
+        assert list(indexes.walk_ledgers(found, seen)) == whole
         assert len(whole) > 4
 
     simulate(main)

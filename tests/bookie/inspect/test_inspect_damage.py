@@ -8,13 +8,13 @@ from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
-from magnetar.bookie.inspect import indexes, journals, ledgers, logs, snapshot, summary
+from magnetar.bookie.inspect import indexes, journals, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, RemovedFile
 from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.proto.errors import InvalidRequest, NotFound
-from magnetar.runtime.files import File, join_path
+from magnetar.runtime.disk import File, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.inspect.test_inspect import (
     OnlyReads,
@@ -97,7 +97,7 @@ def test_a_damaged_record_of_the_ledger_index_is_passed_over() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        path = ledgers.read_index_overview(found).path
+        path = indexes.read_index_overview(found).path
         offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
         flip(simulation, path, offset + 20)
         (damage,) = damages(look(simulation))
@@ -186,7 +186,7 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
         assert not [each for each in walked if isinstance(each, Damage)]
         assert list(logs.walk_log(found, log)) == [RemovedFile(logs.log_path(found, log))]
         assert list(indexes.walk_log_extents(found, log)) == [RemovedFile(indexes.index_path(found, log))]
-        assert isinstance(summary.summarize_log(found, log, ledgers.read_index_overview(found).facts), RemovedFile)
+        assert isinstance(summary.summarize_log(found, log, indexes.read_index_overview(found).facts), RemovedFile)
         assert list(journals.walk_journal(older, 999)) == [RemovedFile(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
     simulate(main)
@@ -221,7 +221,7 @@ def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> No
         store.descriptors.mark_drained(log)
         await store.checkpoint()
         assert logs.classify_missing(before, log) == RemovedFile(logs.log_path(before, log))
-        assert isinstance(summary.summarize_log(before, log, ledgers.read_index_overview(before).facts), RemovedFile)
+        assert isinstance(summary.summarize_log(before, log, indexes.read_index_overview(before).facts), RemovedFile)
         newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
         files.open(join_path(DATA, "entries", newer), create=True).close()
         assert damages(look(simulation)) == [], "one that is being created"

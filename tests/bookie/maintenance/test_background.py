@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from magnetar.bookie.disk_monitor import DiskState
+from magnetar.bookie.registration import DiskState
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode
 from magnetar.metadata.remote import RemoteStore

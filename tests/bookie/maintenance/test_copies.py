@@ -22,7 +22,7 @@ from magnetar.bookie.maintenance.copies_core import (
 )
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.ledger.metadata_core import striping_of_record
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.disk_monitor import DiskState
 from magnetar.bookie.maintenance.garbage import GarbageProgress, GarbageRefusal, GarbageResult
+from magnetar.bookie.registration import DiskState
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog.compaction import CompactionResult
@@ -15,7 +15,7 @@ from magnetar.ledger import client as deletions
 from magnetar.ledger.peer_format import Op, Status
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
-from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.sim.disk import Operation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import NODE, SMALL, payload

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 from magnetar.bookie.maintenance.scrub import SCRUB, QuarantineReports
 from magnetar.bookie.server import Bookie
-from magnetar.ledger.damage import RANGES_MAX
+from magnetar.ledger.bookies import RANGES_MAX
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import DamagedEntriesRecord, encode
 from magnetar.metadata.store import get_record, put_record
-from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.sim.disk import Operation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
 from tests.bookie.maintenance.test_limbo import Deployment, with_deployment

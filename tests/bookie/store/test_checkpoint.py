@@ -17,7 +17,7 @@ from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import writer
 from magnetar.bookie.store.store import RETRY_S, Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.files import FileFault, Operation
+from magnetar.runtime.sim.disk import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, open_store, payload, simulate

@@ -23,7 +23,7 @@ from magnetar.bookie.store.entrylog.mover import (
 )
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.files import FileFault
+from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, add, load, open_store, payload, simulate

@@ -22,8 +22,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime.sim.disk import Directory, Disk, Resize, Write
-from magnetar.runtime.sim.files import SimFiles
+from magnetar.runtime.sim.disk import Directory, Disk, Resize, SimFiles, Write
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, load, payload

@@ -25,7 +25,7 @@ from magnetar.bookie.store.index import (
     record_number,
     run_end,
 )
-from magnetar.bookie.store.search import EntrySearch
+from magnetar.bookie.store.reads import EntrySearch
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
 from tests.bookie.stores import NODE, UUID, simulate

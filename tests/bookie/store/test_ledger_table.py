@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode, encode_ledger
 from magnetar.bookie.store import index_files as ledger_index
+from magnetar.bookie.store import index_files as ledger_table
 from magnetar.bookie.store import memtable
-from magnetar.bookie.store import table as ledger_table
-from magnetar.bookie.store.index_files import LedgerDescriptors, LedgerIndexFile
+from magnetar.bookie.store.index_files import (
+    LEAF_RECORDS,
+    LedgerDescriptors,
+    LedgerIndexFile,
+    LedgerTable,
+    TableLoader,
+    sorted_in_slices,
+)
 from magnetar.bookie.store.memtable import IntegerIntervals
-from magnetar.bookie.store.table import LEAF_RECORDS, LedgerTable, TableLoader, sorted_in_slices
-from magnetar.runtime.sim.files import FileFault
+from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, OTHER_KEY
 from tests.bookie.stores import NODE, UUID, open_store, simulate

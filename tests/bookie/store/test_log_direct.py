@@ -10,8 +10,8 @@ from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, MemtableFlush
 from magnetar.bookie.store.memtable import Memtable
-from magnetar.runtime.files import DIRECT_ALIGNMENT
-from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.disk import DIRECT_ALIGNMENT
+from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import stored_entry
 from tests.bookie.stores import NODE, UUID

@@ -4,11 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.ledger_index import Tombstone, encode
-from magnetar.bookie.store.index_files import LedgerDescriptors
+from magnetar.bookie.store.index_files import LedgerDescriptors, TableLoader
 from magnetar.bookie.store.memtable import IntegerIntervals
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
-from magnetar.bookie.store.table import TableLoader
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import NODE, add, open_store, payload, simulate

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.broker.cluster import schema_avro_core as avro
-from magnetar.broker.cluster.schema_avro_core import DEPTH_MAX, FIELDS_MAX, parse_avro
-from magnetar.broker.cluster.schema_core import why_unreadable
+from magnetar.broker.cluster import schema_core as avro
+from magnetar.broker.cluster.schema_core import DEPTH_MAX, FIELDS_MAX, parse_avro, why_unreadable
 from magnetar.proto.errors import InvalidSchema
 from tests.support.steps import slowness
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.compacted_view import CompactedLedger
-from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun
+from magnetar.broker.log.compaction import STEPS, CompactedLedger, Compaction, CompactionRun
 from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, topic_path
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode

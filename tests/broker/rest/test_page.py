@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import application, formats, views
+from magnetar.broker.rest.page import application, topic_views
 from magnetar.proto.statistics import BookieInfo, ClusterSummary
 from tests.broker.rest.http import V2, Answer, Http, T, serving
 from tests.broker.rest.test_access import ALICE, SUPER, guarded
@@ -74,7 +74,7 @@ async def test_each_view_is_a_page_and_its_value_as_json(tmp_path: Path) -> None
 
 def test_what_needs_somebody_is_what_status_says() -> None:
     full = BookieInfo("12345678-90", "h:1", read_only=False, rack="/r", free_bytes=14, total_bytes=100)
-    found = views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,)), 0)
+    found = topic_views._alarms(ClusterSummary(brokers=(), silent=("two",), bookies=(full,)), 0)
     assert [(each.text, each.code) for each in found] == [
         ("Broker two is registered and does not answer.", "D01"),
         ("The disk of bookie 12345678 has 14% left; at 5 % it is read-only.", "D04"),
@@ -302,7 +302,7 @@ async def test_the_end_of_the_server_ends_live_views(tmp_path: Path) -> None:
 
 
 def test_numbers_are_shown_with_their_units() -> None:
-    assert [formats.size(each) for each in (0, 999, 1500, 2e6)] == ["0 B", "999 B", "1.5 kB", "2.0 MB"]
-    assert formats.number(1234567) == "1\u202f234\u202f567"
-    assert [formats.age(1, 1 + each * 1000) for each in (5, 120, 7200, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
-    assert formats.topic_path("persistent://a/b/c/d?") == "persistent/a/b/c%2Fd%3F"
+    assert [topic_views.size(each) for each in (0, 999, 1500, 2e6)] == ["0 B", "999 B", "1.5 kB", "2.0 MB"]
+    assert topic_views.number(1234567) == "1\u202f234\u202f567"
+    assert [topic_views.age(1, 1 + each * 1000) for each in (5, 120, 7200, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
+    assert topic_views.topic_path("persistent://a/b/c/d?") == "persistent/a/b/c%2Fd%3F"

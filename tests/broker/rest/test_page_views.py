@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from magnetar.asyncio import Client
-from magnetar.broker.rest.page import formats, topic_views, views
+from magnetar.broker.rest.page import topic_views
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord
 from magnetar.metadata.store import ABSENT, put_record
@@ -99,9 +99,9 @@ def test_payloads_are_shown_as_what_they_are() -> None:
         (b"", "", "text"), (b"plain", "", "text"), (b"[1]", "", "json"), (b"[1]", "hex", "hex"), (b"\xff", "", "hex"),
         (b"\xff", "text", "text"), (b"a\0", "", "hex"), (b"[" * 5000, "", "text"), (b"{", "json", "text"),
     ):  # fmt: skip
-        assert formats.payload_text(payload, way, 100_000)[0] == shown, payload
-    assert formats.payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
-    assert formats.payload_text(b"0123456789abcdefg", "hex", 100)[1].splitlines()[1] == f"00000010  {'67':<47}  g"
+        assert topic_views.payload_text(payload, way, 100_000)[0] == shown, payload
+    assert topic_views.payload_text("aä".encode(), "", 2) == ("text", "a"), "a letter that is cut"
+    assert topic_views.payload_text(b"0123456789abcdefg", "hex", 100)[1].splitlines()[1] == f"00000010  {'67':<47}  g"
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "</pre><script>alert(1)</script>", "<svg onload=alert(1)>", "\u202eevil"])
@@ -217,7 +217,7 @@ async def test_repair_shows_what_bookies_say_of_it(tmp_path: Path, monkeypatch: 
                 return {"ledgers": [mark], "count": 1}
             return {**status, "underReplicated": 1, "enabled": False, "reasons": {"lost": 1}, "secondsToGo": 90}
 
-        monkeypatch.setattr(views, "ask_bookies", say)
+        monkeypatch.setattr(topic_views, "ask_bookies", say)
         page = await http.ask("GET", "/ui/repair")
         assert_is_harmless(page)
         text = page.body.decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.node import readiness
+from magnetar.broker.node import topic_manager
 from magnetar.broker.rest import cluster_routes as _cluster
 from magnetar.broker.rest.call import ROUTES, make_openapi_document, openapi_path
 from magnetar.proto.names import LONG_MAX
@@ -146,7 +146,7 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
 async def test_readyz_says_that_no_ledger_can_be_made_while_bookies_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "PLACE_S", 0.5)
+    monkeypatch.setattr(topic_manager, "PLACE_S", 0.5)
     async with serving(tmp_path) as (http, broker, running):
         assert (await http.ask("GET", "/readyz")).status == 200
         for bookie in running.bookies:

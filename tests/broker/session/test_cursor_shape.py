@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from magnetar.broker.log.log_shape_core import LogShape, Span
-from magnetar.broker.session.cursor_shape_core import count_buckets, find_gaps, largest_runs
+from magnetar.broker.session.inspection import count_buckets, find_gaps, largest_runs
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.asyncio import Client
 from magnetar.client.admin import AdminClient
-from magnetar.ledger.damage import store_report
+from magnetar.ledger.bookies import store_report
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord, decode_any
 from magnetar.metadata.store import ABSENT, put_record

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.snapshot_ledger import StateLedgers
-from magnetar.broker.session import statistics
+from magnetar.broker.session import summaries
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.policy import Member
@@ -549,7 +549,7 @@ async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(t
         shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
         await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
-        (found,) = (await statistics.topic_stats(at.topic, "here")).subscriptions
+        (found,) = (await summaries.topic_stats(at.topic, "here")).subscriptions
         assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
         assert found.oldest_ms >= now_ms
         assert await shared.quiet()

@@ -5,7 +5,7 @@ import random
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription import delays_format as stored
+from magnetar.broker.subscription import delays as stored
 from magnetar.broker.subscription.core.delay_buckets import (
     KEY_BYTES,
     UnstoredDelayBucket,

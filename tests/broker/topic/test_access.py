@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic.publish_core import (
+from magnetar.broker.topic.dedup_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,

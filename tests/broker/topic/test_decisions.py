@@ -5,7 +5,7 @@ import pytest
 from magnetar.broker.cluster.bundles_core import bundle_name, bundle_name_of_topic
 from magnetar.broker.common.refusals import PublishRefusal
 from magnetar.broker.log.log_shape_core import Retention, TrimLimit, find_trimmable, list_reasons_to_keep_ledgers
-from magnetar.broker.topic.publish_core import (
+from magnetar.broker.topic.dedup_core import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,

@@ -10,8 +10,7 @@ import pytest
 from magnetar.broker.log.managed_ledger import topic_path as topic_path
 from magnetar.broker.subscription.cursors import cursor_path
 from magnetar.broker.topic.storage import DurableTopicStorage
-from magnetar.broker.topic.subscription_registry import NAMES_BYTES_MAX, RECORD_LOST
-from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import ANY, Check, Delete, Operation, get_record

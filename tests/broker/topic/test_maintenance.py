@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.session import statistics
+from magnetar.broker.session import summaries
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.maintenance import STEPS, TopicMaintenance
 from magnetar.broker.topic.topic import Topic
@@ -190,12 +190,12 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
         for number in range(3):
             await producer.send(b"%d" % number)
         await at.later(500)
-        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
-        stays = [each.stays for each in statistics.internal_stats(at.topic, 0).ledgers]
+        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == "kept for 10 minutes"
+        stays = [each.stays for each in summaries.internal_stats(at.topic, 0).ledgers]
         assert stays[:2] == [LedgerStays.NOT_SUBSCRIBED.value] * 2
         consumer = await at.consumer()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"
-        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == ""
+        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == ""
         await at.later(700)
         assert at.topic.log.shape.first_index == 0, "the subscription holds them now"
         await at.topic.registry.unsubscribe("s", force=True)
@@ -208,7 +208,7 @@ async def test_by_default_a_topic_without_subscriptions_keeps_seven_days_and_a_g
         producer = await at.producer()
         for number in range(3):
             await producer.send(b"%d" % number)
-        assert (await statistics.topic_stats(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
+        assert (await summaries.topic_stats(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
         await at.later(7 * 86_400 - 60)
         assert at.topic.log.shape.first_index == 0
         await at.later(120)

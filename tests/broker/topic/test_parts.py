@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.broker.log.compaction import Compaction
 from magnetar.broker.log.topic_log import TopicLog
-from magnetar.broker.session import statistics
+from magnetar.broker.session import summaries
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.transactions import TopicTransactions
@@ -116,7 +116,7 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         await topic.log.roll()
         assert SMALL.retention_minutes == 0
         assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, LedgerStays.OPEN]
-        shown = [ledger.stays for ledger in statistics.internal_stats(topic, 0).ledgers]
+        shown = [ledger.stays for ledger in summaries.internal_stats(topic, 0).ledgers]
         assert shown == [reason.value if reason is not None else "", LedgerStays.OPEN.value]
         gone = await topic.trim()
         assert bool(gone) is (reason is None)

@@ -11,8 +11,8 @@ from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.common.transactions import NoCoordinators
 from magnetar.broker.log.topic_log import Publish
 from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.dedup_core import SHARED
 from magnetar.broker.topic.producer import Producer
-from magnetar.broker.topic.publish_core import SHARED
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.ledger.handle import ENTRY_BYTES_MAX

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session.backlogs import TopicBacklogs
-from magnetar.broker.session.statistics import topic_stats
+from magnetar.broker.session.summaries import topic_stats
 from magnetar.broker.subscription.pump import DeliveryPump
 from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic

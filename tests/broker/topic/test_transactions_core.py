@@ -7,9 +7,8 @@ import pytest
 from pyroaring import BitMap, BitMap64
 
 from magnetar.broker.common.transactions import Settlement
-from magnetar.broker.log.committed_shape_core import CommittedShape
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
 from magnetar.broker.topic import outcomes as stored
 from magnetar.broker.topic.dedup_core import DedupVerdict
 from magnetar.broker.topic.transactions_core import OpenTxn, Transactions, TxnSnapshot

@@ -12,7 +12,7 @@ from magnetar.broker.transaction.intents_core import (
     Limits,
 )
 from magnetar.broker.transaction.records_core import SinkTag
-from magnetar.broker.transaction.table_core import COUNTER_MAX, EPOCH_MAX
+from magnetar.broker.transaction.state_core import COUNTER_MAX, EPOCH_MAX
 from magnetar.proto.errors import (
     BackPressure,
     InvalidRequest,

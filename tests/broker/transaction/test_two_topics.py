@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from magnetar.broker.common.transactions import Settlement
-from magnetar.broker.log.committed_shape_core import CommittedShape
 from magnetar.broker.log.log_queue_core import SequenceRange
-from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.log_shape_core import CommittedShape, LogShape, Span
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks

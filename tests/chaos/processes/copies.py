@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 
 from magnetar.bookie.maintenance import marks
 from magnetar.bookie.maintenance.copies_core import bookies_of_ledger
-from magnetar.cli.run.members import make_member_world
+from magnetar.cli.run.servers import make_member_world
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
 from magnetar.metadata.remote import connect_address

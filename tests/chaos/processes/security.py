@@ -13,7 +13,7 @@ from typing import Any
 import magnetar
 from magnetar.runtime.clock import SystemClock
 from magnetar.security.authority import create_files
-from magnetar.security.secrets import Secret
+from magnetar.security.settings import Secret
 from magnetar.security.token import create_token
 from tests.chaos.waiting import STUCK_S
 from tests.support.processes import Result, run_cli

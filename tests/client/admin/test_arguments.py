@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 from magnetar.admin import Admin, AdminClient
-from magnetar.client.admin.arguments import WrongArgument, WrongArgumentType
+from magnetar.client.admin.grpc_transport import WrongArgument, WrongArgumentType
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto.errors import InvalidRequest, MagnetarError
 from magnetar.proto.operations import Operation

@@ -14,7 +14,7 @@ import pytest
 
 import magnetar
 from magnetar.client import client as aio
-from magnetar.client.blocking.client import Client
+from magnetar.client.blocking.client import Client, TableView
 from magnetar.client.blocking.consumer import Consumer, Reader
 from magnetar.client.blocking.loop_thread import (
     ForkReopenedFacade,
@@ -23,7 +23,6 @@ from magnetar.client.blocking.loop_thread import (
     shared_loop_thread,
 )
 from magnetar.client.blocking.producer import Half, Producer, Transaction
-from magnetar.client.blocking.table_view import TableView
 from magnetar.proto import errors as wire_errors
 from tests import faces
 from tests.docs.reference import members

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from magnetar.client.common.deadlines import Deadlines
+from magnetar.client.common.closing import Deadlines
 
 
 async def test_each_wait_ends_at_its_own_deadline_whatever_the_order_in_which_they_began() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from magnetar.client.common.deadlines import DueTimer
+from magnetar.client.common.closing import DueTimer
 
 
 async def test_the_earliest_time_fires_and_a_clock_that_lags_the_loops_is_no_reason_to_fire_again() -> None:

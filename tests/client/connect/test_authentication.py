@@ -25,7 +25,7 @@ from magnetar.client.connect.authentication import (
     AuthenticationToken,
     make_caller_access,
 )
-from magnetar.client.connect.service_url import parse_service_url
+from magnetar.client.connect.discovery import parse_service_url
 from magnetar.proto.errors import CredentialsExpired, Unauthenticated
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind, TlsFiles

@@ -14,8 +14,7 @@ from magnetar.runtime.access import ListenerAccess
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.world import Simulation
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.secrets import Secret
-from magnetar.security.settings import BrokerSection, SecuritySettings, TokenSection
+from magnetar.security.settings import BrokerSection, Secret, SecuritySettings, TokenSection
 from magnetar.security.token import create_token
 from tests.client.fake_broker import FakeBroker
 

@@ -3,7 +3,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, InvalidUrl
-from magnetar.client.connect.service_url import parse_service_url
+from magnetar.client.connect.discovery import parse_service_url
 from magnetar.runtime.network import Endpoint
 
 

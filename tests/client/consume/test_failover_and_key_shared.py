@@ -13,7 +13,7 @@ import pytest
 
 import magnetar
 from magnetar import ConsumerKeySharedPolicy, ConsumerType, InitialPosition, KeySharedMode
-from magnetar.broker.session.statistics import subscription_stats
+from magnetar.broker.session.summaries import subscription_stats
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message

@@ -73,7 +73,7 @@ def test_every_parameter_is_used_refused_or_warned_of(kind: type[Any], name: str
     for parameter in list(inspect.signature(function).parameters)[1:]:
         by_name = "locals" in read and (parameter in SETTINGS or parameter in TUNING or parameter in ALWAYS)
         passed_on = "locals" in read and ".blocking" in kind.__module__  # to the asyncio face, by its name
-        passed_on |= {"row", "bound"} <= read  # of a row (client/admin/arguments.py): all that is bound is sent
+        passed_on |= {"row", "bound"} <= read  # of a row (client/admin/grpc_transport.py): all that is bound is sent
         by_name = by_name or parameter in ALWAYS_ON or ("locals" in read and parameter in OF_ACCESS)
         assert parameter in read or by_name or passed_on or parameter in refused, f"{parameter} is read nowhere"
 

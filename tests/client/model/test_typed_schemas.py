@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from magnetar import schema
-from magnetar.broker.cluster import schema_avro_core as avro
+from magnetar.broker.cluster import schema_core as avro
 from magnetar.broker.cluster.schema_core import why_unreadable
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.proto.schema import SchemaInfo, SchemaType, join_key_value

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from zlib import crc32
 
-from magnetar.client.outbox.destination_core import Parts
-from magnetar.client.outbox.relay_core import RelayCore, destination_name
-from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.values_core import (
+from magnetar.client.outbox.destination_core import (
     ClaimedRow,
     ClaimedShard,
     DatabaseTurn,
     Effect,
+    Parts,
     RelaySettings,
     RowsOutcome,
     SendInTransaction,
 )
+from magnetar.client.outbox.relay_core import RelayCore, destination_name
+from magnetar.client.outbox.tables import RowState
 
 from .model import SMALL, Relay, Row, Topic, World
 

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from magnetar.client.outbox.relay_core import RelayCore, destination_name
-from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.values_core import (
+from magnetar.client.outbox.destination_core import (
     ClaimedRow,
     ClaimedShard,
     DatabaseTurn,
@@ -26,6 +24,8 @@ from magnetar.client.outbox.values_core import (
     SendRows,
     StopRelay,
 )
+from magnetar.client.outbox.relay_core import RelayCore, destination_name
+from magnetar.client.outbox.tables import RowState
 from magnetar.proto.errors import MagnetarError
 
 SMALL = RelaySettings(rows_per_claim=3, rows_per_entry=2, attempts_max=2, retry_first_s=0.1)

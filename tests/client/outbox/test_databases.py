@@ -8,9 +8,11 @@ from sqlalchemy import Engine, MetaData, create_engine, text
 from sqlalchemy.orm import Session
 
 import magnetar
+from magnetar.client.outbox.destination_core import RelaySettings
 from magnetar.client.outbox.relay import Relay, producer_name
 from magnetar.client.outbox.relay_core import RelayCore
-from magnetar.client.outbox.rows import (
+from magnetar.client.outbox.store import RelayStore
+from magnetar.client.outbox.tables import (
     OutboxBehind,
     OutboxColumnsMissing,
     OutboxReadOnly,
@@ -18,10 +20,8 @@ from magnetar.client.outbox.rows import (
     OutboxUnreachable,
     RelayFenced,
     SequencesForgotten,
+    SQLAlchemyOutbox,
 )
-from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import RelaySettings
 from magnetar.proto.errors import InvalidRequest
 from tests.support.postgres import Postgres
 

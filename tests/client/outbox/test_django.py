@@ -9,8 +9,7 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.relay import OutboxAdmin
-from magnetar.client.outbox.rows import KeyForm, parse_schema
-from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
+from magnetar.client.outbox.tables import KeyForm, SQLAlchemyOutbox, check_tables, parse_schema
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.client.outbox.relay_core import RelayCore, shard_of
-from magnetar.client.outbox.rows import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
-from magnetar.client.outbox.values_core import (
+from magnetar.client.outbox.destination_core import (
     ClaimedShard,
     ClaimRequest,
     DatabaseTurn,
@@ -19,6 +17,8 @@ from magnetar.client.outbox.values_core import (
     RunTurn,
     StopRelay,
 )
+from magnetar.client.outbox.relay_core import RelayCore, shard_of
+from magnetar.client.outbox.tables import DeduplicationOff, OutboxBehind, RelayFenced, RowState, SequencesForgotten
 
 from .model import SMALL, Relay, Row, World
 

@@ -6,11 +6,10 @@ import pytest
 from sqlalchemy import Engine, MetaData, func, select, update
 from sqlalchemy.orm import Session
 
+from magnetar.client.outbox.destination_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
 from magnetar.client.outbox.relay import OutboxAdmin
-from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
 from magnetar.client.outbox.store import RelayStore
-from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.values_core import ClaimedRow, ClaimRequest, DatabaseTurn, RefusedRow
+from magnetar.client.outbox.tables import RelayFenced, RowState, ShardsDiffer, SQLAlchemyOutbox
 from magnetar.exceptions import InvalidMessage, InvalidTopicName, MessageTooBig
 
 TOPIC = "persistent://public/default/orders"

@@ -5,18 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.client.outbox.destination_core import AtomicUnits, Destination, DestinationStatus
-from magnetar.client.outbox.relay_core import RelayCore
-from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
-from magnetar.client.outbox.values_core import (
+from magnetar.client.outbox.destination_core import (
+    AtomicUnits,
     ClaimedRow,
     ClaimedShard,
+    Destination,
+    DestinationStatus,
     RelaySettings,
     RowsOutcome,
     RunTurn,
     SendInTransaction,
     SendRows,
 )
+from magnetar.client.outbox.relay_core import RelayCore
+from magnetar.client.outbox.tables import OutboxBehind, RelayFenced, RowState
 
 from .atomic_model import TxnRelay, TxnWorld
 from .model import SMALL

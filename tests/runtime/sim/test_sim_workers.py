@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from magnetar.runtime.sim.files import DeadProcess
+from magnetar.runtime.sim.disk import DeadProcess
 from magnetar.runtime.sim.world import Simulation
 
 

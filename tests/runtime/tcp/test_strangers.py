@@ -12,7 +12,7 @@ import pytest
 from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
 from magnetar.runtime.descriptors import PROCESS, Descriptors
 from magnetar.runtime.network import ByteStream, Endpoint
-from magnetar.runtime.tcp import listening, streams
+from magnetar.runtime.tcp import listening
 from magnetar.runtime.tcp.listening import STRANGERS_MIN, UnauthenticatedConnections
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
@@ -74,10 +74,10 @@ async def _echo(stream: ByteStream) -> None:
 
 
 @pytest.fixture
-async def tls(tmp_path: Path) -> AsyncIterator[tuple[streams.TcpServing, ssl.SSLContext]]:
+async def tls(tmp_path: Path) -> AsyncIterator[tuple[listening.TcpServing, ssl.SSLContext]]:
     authority = Authority.make(tmp_path)
     files = authority.issue("server")
-    serving = await streams.serve(
+    serving = await listening.serve(
         ANY, _echo, ListenerAccess(tls=TlsFiles(files.certificate, files.key), limits=CallerLimits(connections=64))
     )
     try:
@@ -112,7 +112,7 @@ async def echoed(port: int, context: ssl.SSLContext | None) -> None:
 
 @pytest.mark.parametrize("says", [b"", CLIENT_HELLO[:3], CLIENT_HELLO])
 async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_out(
-    tls: tuple[streams.TcpServing, ssl.SSLContext], says: bytes
+    tls: tuple[listening.TcpServing, ssl.SSLContext], says: bytes
 ) -> None:
     serving, context = tls
     before = PROCESS.connections
@@ -130,7 +130,7 @@ async def test_handshakes_that_never_end_are_bounded_and_keep_no_honest_caller_o
 
 
 async def test_a_handshake_has_so_much_time(
-    tls: tuple[streams.TcpServing, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+    tls: tuple[listening.TcpServing, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_S", 0.2)
     serving, _ = tls
@@ -144,7 +144,7 @@ async def test_a_handshake_has_so_much_time(
     assert PROCESS.connections == before
 
 
-async def test_handshakes_under_way_end_with_the_listener(tls: tuple[streams.TcpServing, ssl.SSLContext]) -> None:
+async def test_handshakes_under_way_end_with_the_listener(tls: tuple[listening.TcpServing, ssl.SSLContext]) -> None:
     serving, context = tls
     before = PROCESS.connections
     with flooded(serving.endpoint.port, CLIENT_HELLO, 5):
@@ -158,7 +158,7 @@ async def test_handshakes_under_way_end_with_the_listener(tls: tuple[streams.Tcp
 async def test_silent_connections_of_a_port_of_bytes_keep_no_honest_caller_out() -> None:
     """Also those of the same address, of which there are more than it may have streams; those that are known stay."""
     limits = CallerLimits(connections=64, streams_per_address=8)
-    serving = await streams.serve(ANY, _echo, ListenerAccess(limits=limits))
+    serving = await listening.serve(ANY, _echo, ListenerAccess(limits=limits))
     port = serving.endpoint.port
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

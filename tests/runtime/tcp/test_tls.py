@@ -15,7 +15,7 @@ import pytest
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.access import CallerLimits, ListenerAccess, TlsFiles
 from magnetar.runtime.network import ByteStream, Endpoint
-from magnetar.runtime.tcp import streams
+from magnetar.runtime.tcp import listening
 from magnetar.runtime.tcp.listening import make_listener_tls_context
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
@@ -33,7 +33,7 @@ async def _echo(stream: ByteStream) -> None:
 
 @asynccontextmanager
 async def _listening(tls: TlsFiles | None, limits: CallerLimits = CallerLimits()) -> AsyncIterator[int]:  # noqa: B008
-    serving = await streams.serve(ANY, _echo, ListenerAccess(tls=tls, limits=limits))
+    serving = await listening.serve(ANY, _echo, ListenerAccess(tls=tls, limits=limits))
     try:
         yield serving.endpoint.port
     finally:

@@ -27,9 +27,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.ledger import metadata_core as m
-from magnetar.ledger.pending_core import PayloadAdd
 from magnetar.ledger.reader_core import StoredCopy
-from magnetar.ledger.writer_core import EntryOutcome, Writer, WriterState
+from magnetar.ledger.writer_core import EntryOutcome, PayloadAdd, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie

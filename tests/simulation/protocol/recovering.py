@@ -14,8 +14,8 @@ from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery as real
 from magnetar.ledger import recovery_core as r
 from magnetar.ledger.peer_format import Flags, Op, Status, decode_request
-from magnetar.ledger.pending_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from magnetar.ledger.reader_core import StoredCopy
+from magnetar.ledger.writer_core import AddAcked, AddFailed, PayloadAdd, SendAdd
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie

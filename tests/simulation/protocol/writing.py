@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from magnetar.ledger import metadata_core as m
 from magnetar.ledger import writer_core as w
 from magnetar.ledger.peer_format import Status
-from magnetar.ledger.pending_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.ledger.reader_core import StoredCopy
+from magnetar.ledger.writer_core import AddFailed, AddsAcked, PayloadAdd, SendAdd, Striping
 from magnetar.metadata.records import LedgerRecord
 
 from .bookie import Bookie

@@ -13,7 +13,7 @@ from unittest import mock
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.sim.streams import SimStream
+from magnetar.runtime.sim.rpc import SimStream
 
 LATER_S = 16.0
 """Past the time after which clients of a load give an opening up (`operation_timeout_seconds`)."""

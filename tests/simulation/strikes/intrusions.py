@@ -14,13 +14,12 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from magnetar.bookie.disk_monitor import DiskMonitor
 from magnetar.bookie.maintenance.garbage import GarbageCollector
 from magnetar.bookie.maintenance.repair import Auditor, RepairSupervisor
 from magnetar.bookie.maintenance.repair_worker import RepairWorker
 from magnetar.bookie.maintenance.restore import LimboRestorer
 from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
-from magnetar.bookie.registration import Registration
+from magnetar.bookie.registration import DiskMonitor, Registration
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import BookieService
 from magnetar.broker.server import Broker

@@ -42,9 +42,9 @@ from typing import Any
 
 from magnetar.bookie.format import entry_log, journal
 from magnetar.bookie.maintenance.copies_core import final_fragments
-from magnetar.ledger import adds_format as adds
+from magnetar.ledger import peer_format as adds
 from magnetar.ledger import peer_format as peer
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,

@@ -16,7 +16,7 @@ import zlib
 
 from magnetar.bookie.maintenance.repair_worker import Copier, RepairConfig
 from magnetar.ledger.client import LedgerClient
-from magnetar.ledger.pending_core import Striping
+from magnetar.ledger.writer_core import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.access import LOCAL

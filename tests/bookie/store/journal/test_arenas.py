@@ -1,6 +1,6 @@
 """The memory of blocks that bypass the page cache."""
 
-from magnetar.bookie.store.journal.journal import JournalBlockBuffers
+from magnetar.bookie.store.journal import JournalBlockBuffers
 from magnetar.runtime.disk import SystemFiles
 
 

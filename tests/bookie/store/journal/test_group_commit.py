@@ -1,6 +1,6 @@
 """The journal's core, walked at random over a model disk: short writes, a full disk, a failed sync, crashes anywhere.
 
-After each crash the real reader (bookie/store/journal/replay.py) says what counts. A failure names its
+After each crash the real reader (bookie/store/replay.py) says what counts. A failure names its
 seed: `walk(seed)`.
 """
 
@@ -18,8 +18,8 @@ import pytest
 
 from magnetar.bookie.format.journal import ALIGNMENT, RecordType, encode_record
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.journal import group_commit_core as core
-from magnetar.bookie.store.journal.group_commit_core import (
+from magnetar.bookie.store import group_commit_core as core
+from magnetar.bookie.store.group_commit_core import (
     BeginSegment,
     BlockRefused,
     BlockSynced,
@@ -33,10 +33,9 @@ from magnetar.bookie.store.journal.group_commit_core import (
     Stage,
     WriteBlock,
 )
-from magnetar.bookie.store.journal.journal import JournalRecordGroup, block_buffers
-from magnetar.bookie.store.journal.replay import JournalPosition, JournalReader, Segment, Segments
-from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault
-from magnetar.runtime.sim.files import SimFiles
+from magnetar.bookie.store.journal import JournalRecordGroup, block_buffers
+from magnetar.bookie.store.replay import JournalPosition, JournalReader, Segment, Segments
+from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault, SimFiles
 from tests.compiled import replaces_code
 
 UUID = bytes(range(16))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.sim.files import FileFault, Operation
+from magnetar.runtime.sim.disk import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
 from tests.bookie.stores import DATA, NODE, SMALL, Model, add, fence, load, open_store, payload, simulate

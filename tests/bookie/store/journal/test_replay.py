@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, ForeignFile, JournalRecord, RecordType, crc32c
-from magnetar.bookie.store.journal import replay
-from magnetar.bookie.store.journal.replay import JournalPosition
+from magnetar.bookie.store import replay as replay
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
+from magnetar.bookie.store.replay import JournalPosition
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.proto.errors import NewerFormat

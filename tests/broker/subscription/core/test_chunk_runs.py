@@ -1,7 +1,7 @@
 
 import random
 
-from magnetar.broker.subscription.core.filters import Chunk, chunk_run_at, chunk_runs_of
+from magnetar.broker.subscription.core.policy import Chunk, chunk_run_at, chunk_runs_of
 from magnetar.client.core.chunking import ChunkAssembler
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position

@@ -54,9 +54,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....runtime.files import File, Files, join_path
-from ....runtime.threads import Worker
-from ...format.journal import (
+from ...runtime.disk import File, Files, join_path
+from ...runtime.tasks import Worker
+from ..format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
@@ -74,7 +74,7 @@ from ...format.journal import (
     intact_block_header,
     intact_records,
 )
-from .. import disk
+from . import disk
 
 _LOG = logging.getLogger("magnetar.bookie.store.journal")
 

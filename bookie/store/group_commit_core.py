@@ -6,7 +6,7 @@
     advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
 Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
-`RefuseBlock` answer the groups of a block. bookie/store/journal/journal.py carries them out; it owns threads, files,
+`RefuseBlock` answer the groups of a block. bookie/store/journal.py carries them out; it owns threads, files,
 encoding and clock.
 
 Rules (invariants 14, 15):
@@ -46,7 +46,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ...format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded_size
+from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded_size
 
 G = TypeVar("G")
 

@@ -43,11 +43,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ....runtime.files import Buffer, File, Files
-from ....runtime.metrics import SECONDS, Histogram
-from ....runtime.network import World
-from ....runtime.threads import Worker
-from ...format.journal import (
+from ...runtime.disk import Buffer, File, Files
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.network import World
+from ...runtime.tasks import Worker
+from ..format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     RecordType,
@@ -55,7 +55,7 @@ from ...format.journal import (
     encode_record,
     padded_size,
 )
-from .. import disk
+from . import disk
 from .group_commit_core import (
     DEPTH,
     WORKERS,
