@@ -62,7 +62,8 @@ SHARE = 0.5
 
 
 class RequestBudget:
-    """Bounds the bytes of the requests that wait: of all of them together, and of those of each connection."""
+    """Bounds the memory for requests that wait for an answer: the bytes of all of them together, and the bytes of the
+    requests of each connection."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -70,9 +71,8 @@ class RequestBudget:
         self.bytes = 0
 
     def reserve(self, connection: Hashable, size: int) -> bool:
-        """Reserves `size` bytes for a request. Returns False, and reserves nothing, if that would exceed a bound; a
-        request that is alone is within every bound.
-        """
+        """Reserves `size` bytes for a request. Returns False, and reserves nothing, if the reservation would exceed a
+        bound. If no other request waits, the reservation always succeeds."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False
@@ -95,7 +95,7 @@ class RequestBudget:
 
 
 def request_memory_bytes(request: Request) -> int:
-    """Returns the memory in bytes that the request needs while it waits."""
+    """Returns how many bytes of memory the request occupies while it waits for its answer."""
     return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
 
 
@@ -142,9 +142,8 @@ slower."""
 
 
 class AddIntentsOfTurn:
-    """The intents of one turn of the event loop, in order, and their bytes. `seal` writes them as one group to the
-    journal.
-    """
+    """The requests to add entries that one turn of the event loop collected, in order, and their bytes. `seal` writes
+    them as one group to the journal."""
 
     __slots__ = ("bytes", "seal", "turn")
 
@@ -154,7 +153,7 @@ class AddIntentsOfTurn:
         self.seal = seal
 
     def take_all(self) -> list[Intent]:
-        """Removes and returns the intents of the turn."""
+        """Removes and returns all requests to add entries that this turn of the event loop collected, in order."""
         turn, self.turn, self.bytes = self.turn, [], 0
         return turn
 
@@ -192,9 +191,8 @@ class _Queue:
 
 
 class AddRequests:
-    """Admits the adds of a bookie. The service must call `on_request` for each, and `admit_held` when there may be room
-    again; `pressure` makes the socket read slowly.
-    """
+    """Admits the ADD and ADD_MANY requests of a bookie. The service must call `on_request` for each request, and
+    `admit_held` when the store may have room again. `pressure` makes the sockets read slowly."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: AddIntentsOfTurn,
@@ -222,7 +220,7 @@ class AddRequests:
 
     # ------------------------------------------------------------------------------------ requests
     def on_request(self, request: Request, head: RequestHead, came: float) -> None:
-        """Handles an ADD or ADD_MANY: admits, holds or refuses it."""
+        """Handles an ADD or ADD_MANY request: admits the request, holds it until there is room, or refuses it."""
         try:
             batch = self._open(request, head, came)
         except ValueError:
@@ -243,7 +241,8 @@ class AddRequests:
             self._admit(batch)
 
     def on_plain_add(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """Handles an ADD without flags, as `on_request` does, but faster: most requests are such ones."""
+        """Handles an ADD request without flags. The result is the same as that of `on_request`, but this path is
+        faster, because most requests are ADDs without flags."""
         opened = verify_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
@@ -291,9 +290,8 @@ class AddRequests:
             self._refuse(batch, status)
 
     def answer_journaled(self, intents: Sequence[Intent], ok: bool) -> None:
-        """Answers the requests of a sealed group, in the order of their arrival. `ok`: their records are durable;
-        False: there was no room for them.
-        """
+        """Answers the requests of a sealed journal group, in the order of their arrival. `ok` True: the records of the
+        group are durable; False: the journal had no room for them."""
         now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
         for each in intents:
             if self.closed:
@@ -331,8 +329,9 @@ class AddRequests:
             self._press()
 
     def admit_held(self) -> None:
-        """Admits held adds in order while there is room, adds of recoveries first. If the disk is full, refuses the
-        held adds of clients (READ_ONLY). If no file descriptor is free, refuses all held adds (BUSY)."""
+        """Admits the held ADD requests in order while there is room, those of recoveries first. If the disk is full,
+        refuses the held ADD requests of clients (READ_ONLY). If no file descriptor is free, refuses all held ADD
+        requests (BUSY)."""
         if not (self._held.batches or self._held_recovery.batches or self._pressed):
             return
         for queue in (self._held_recovery, self._held):
@@ -357,12 +356,13 @@ class AddRequests:
 
     @property
     def held_counts(self) -> tuple[int, int]:
-        """Returns the number and the bytes of the held requests."""
+        """Returns (number of held ADD requests, their bytes together)."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
     def close(self) -> None:
-        """Drops the held adds. Afterwards no add gets an answer, not even one that is being written."""
+        """Drops the held ADD requests. After this call no ADD request gets an answer, not even one whose entries are
+        being written."""
         self.closed = True
         self._held, self._held_recovery = _Queue(), _Queue()
 

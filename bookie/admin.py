@@ -133,13 +133,12 @@ class BookieAdmin:
         }
 
     def add(self, verbs: Mapping[str, Verb]) -> None:
-        """Adds verbs that another part of the bookie answers."""
+        """Registers admin verbs that another part of the bookie answers."""
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """Answers one request. `local`: the request was sent from this machine. Raises ValueError if the request is not
-        a JSON object with a verb.
-        """
+        """Answers one admin request. `local` True: the request was sent from this machine. Raises ValueError if the
+        request is not a JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -364,7 +363,7 @@ FRESH_MS = 15_000
 
 
 class RepairVerbs:
-    """The verbs about ledgers and their copies. `metadata` returns the current metadata session."""
+    """Answers the admin verbs about ledgers and their copies. `metadata` returns the current metadata session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata

@@ -73,9 +73,8 @@ NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """The registration of a bookie in the metadata. The caller must close `metadata`. When that session is lost,
-    `new_session` opens another one; without `new_session` the bookie then stays unregistered.
-    """
+    """Registers a bookie in the metadata. The caller must close `metadata`. When that session is lost, `new_session`
+    opens another one; without `new_session` the bookie then stays unregistered."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
@@ -120,7 +119,7 @@ class Registration:
         )  # fmt: skip
 
     async def is_replaced(self) -> bool:
-        """Returns whether another process has replaced this process's node by its own."""
+        """Returns whether another process has replaced the registration node of this process by its own node."""
         if self._said is None:
             return False
         found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
@@ -149,19 +148,20 @@ class Registration:
 
     @property
     def is_registered(self) -> bool:
-        """Returns whether clients find the bookie in the metadata, as far as it knows."""
+        """Returns whether clients can find the bookie in the metadata, as far as this process knows."""
         return self._said is not None and not self._lost
 
     async def unregister(self) -> None:
-        """Deletes the registration: no client chooses the bookie for a new ledger until it registers again."""
+        """Deletes the registration of the bookie. No client chooses the bookie for a new ledger until the bookie
+        registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
     def is_current(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Returns True if the registered node already has these values. The free bytes, by which bookies are chosen,
-        may differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`."""
+        """Returns True if the registered node already has these values. The free bytes, by which clients choose
+        bookies, may differ by `FREE_DRIFT` until the node is older than `FREE_AGE_S`."""
         said = self._said
         if said is None or said.read_only != read_only:
             return False
@@ -172,9 +172,8 @@ class Registration:
         return {"metadata_sessions_ended": self._sessions_ended}
 
     async def run(self) -> None:
-        """Keeps the bookie registered until cancelled: when the metadata session is lost, registers again in a new one.
-        Returns if there is no `new_session`.
-        """
+        """Keeps the bookie registered until the task is cancelled: when the metadata session is lost, registers the
+        bookie again in a new session. Returns if there is no `new_session`."""
         while True:
             await self.metadata.wait_session_lost()
             self._lost = True
@@ -202,7 +201,7 @@ class Registration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """Deletes the node if the metadata can be reached."""
+        """Deletes the registration node if the metadata can be reached."""
         try:
             if self._own_session:
                 await self.metadata.close()
@@ -236,9 +235,8 @@ END_S = 2.0
 
 
 class PositionRecorder:
-    """Stores in the metadata the position up to which the bookie's journal is synced. Until it is first stored, answers
-    to clients wait (`defer_answer`); `on_first` is called when answers need not wait any more.
-    """
+    """Stores in the metadata the position up to which the bookie's journal is synced. Until the position is stored for
+    the first time, answers to clients wait (`defer_answer`). Calls `on_first` when answers need not wait any more."""
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: BookieIdentity, on_first: Callable[[], None]
@@ -256,16 +254,14 @@ class PositionRecorder:
         """The metadata forgot what this process stored in it."""
 
     def defer_answer(self, answer: Callable[[], None]) -> None:
-        """Calls `answer` after the next successful `store_position`, in the order of these calls. The entries that
-        `answer` confirms must be synced.
-        """
+        """Queues `answer`, which is called after the next successful `store_position`; queued answers are called in
+        order. The entries that `answer` confirms must already be synced."""
         self._held.append(answer)
         self._due.set()
 
     async def store_position(self) -> None:
-        """Stores the position if it changed, then calls the deferred answers. Raises the metadata's errors, and then
-        has changed nothing.
-        """
+        """Stores the journal position in the metadata if it has changed, then calls the deferred answers. If the
+        metadata raises an error, raises the same error and changes nothing."""
         async with self._noting:
             position = self._store.journal_position
             if position != self.noted:
@@ -281,7 +277,8 @@ class PositionRecorder:
                 answer()
 
     async def run(self) -> None:
-        """Stores the position periodically, and at once when answers wait, until cancelled."""
+        """Stores the journal position periodically, and at once when answers wait for it, until the task is
+        cancelled."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):
@@ -295,7 +292,7 @@ class PositionRecorder:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def close(self) -> None:
-        """Stores the position a last time, if the metadata answers in time."""
+        """Stores the journal position a last time, if the metadata answers in time."""
         try:
             async with asyncio.timeout(END_S):
                 await self.store_position()
@@ -312,7 +309,7 @@ check."""
 
 
 class DiskState(enum.Enum):
-    """How full the disk of a bookie is, from WRITABLE to NO_ROOM."""
+    """The state of a bookie's disk, by how full it is, from WRITABLE to NO_ROOM."""
 
     WRITABLE = "writable"
     TIGHT = "tight"
@@ -325,7 +322,7 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
-    """The limits by which `judge_disk` decides the state of a disk: shares of its size, and bytes."""
+    """The limits by which `judge_disk` decides the state of a disk: shares of the disk's size, and numbers of bytes."""
 
     full_share: float
     low_water_share: float
@@ -333,7 +330,7 @@ class DiskLimits(NamedTuple):
     free_bytes_min: int  # -1: not set
 
     def free_floor_bytes(self, total: int) -> int:
-        """Returns the free bytes below which a disk of `total` bytes is FULL."""
+        """Returns the limit of free bytes for a disk of `total` bytes: with fewer free bytes, the disk is FULL."""
         return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
 
@@ -349,9 +346,8 @@ class DiskUsage(NamedTuple):
 
 
 def judge_disk(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """Returns the present state of the disk. `was`: its state before. `no_room`: a write found no room and none has
-    succeeded since, or the reserve is missing.
-    """
+    """Returns the present state of the disk. `was`: the state of the disk before this call. `no_room`: a write found no
+    room and no write has succeeded since, or the disk reserve is missing."""
     floor = limits.free_floor_bytes(usage.total) * (LEAVES_SHARE if was.is_read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
@@ -365,8 +361,8 @@ def judge_disk(usage: DiskUsage, limits: DiskLimits, was: DiskState, *, no_room:
 class DiskMonitor:
     """Owns `state`, the state of the bookie's disk, and checks the disk periodically.
 
-    Each change is passed to `on_read_only` at once, and to the registration when the metadata answers. `note` is called
-    at each check, to compare other facts with the metadata.
+    Passes each change of the state to `on_read_only` at once, and to the bookie's registration when the metadata
+    answers. Calls `note` at each check, so that the caller can compare other facts with the metadata.
     """
 
     def __init__(
@@ -390,7 +386,8 @@ class DiskMonitor:
         return self.departing or self.state.is_read_only
 
     def set_departing(self, departing: bool) -> None:
-        """Sets whether an operator has ordered to move all copies off this bookie; then it is read-only."""
+        """Sets whether an operator has ordered to move all copies off this bookie. While that order is in force, the
+        bookie is read-only."""
         if departing is not self.departing:
             how = "departing: it takes no new ledgers" if departing else "not departing any more"
             _LOG.warning("the bookie is %s", how)
@@ -398,7 +395,8 @@ class DiskMonitor:
         self._on_read_only(self.is_read_only)
 
     def on_no_space(self) -> None:
-        """Called when a write found no room: refuses adds of clients from now on, and starts a check of the disk."""
+        """Called when a write found no room: makes the bookie refuse adds of clients from now on, and starts a check of
+        the disk."""
         self._become(DiskState.NO_ROOM)
         self.request_check()
 
@@ -407,9 +405,8 @@ class DiskMonitor:
         self._asked.set()
 
     async def check_disk(self) -> None:
-        """Checks the disk and sets `state`. If there is room, first repeats the work that waits for it, and fills the
-        reserve.
-        """
+        """Checks the disk and sets `state`. If there is room on the disk, first repeats the write that found no room,
+        and fills the disk reserve."""
         limits = self._limits
         limit = limits.low_water_share if self.state.is_read_only else limits.full_share
         no_room = not await self._store.room.ensure_room(limit)
@@ -434,7 +431,7 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """Checks the disk and updates the registration at each interval, until it is cancelled."""
+        """Checks the disk and updates the bookie's registration at each interval, until the task is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

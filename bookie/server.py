@@ -101,9 +101,8 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """A bookie. The caller must close `metadata`. When that session is lost, `new_session` opens another one; without
-    `new_session` the bookie then stays unregistered.
-    """
+    """A bookie process: its store, its service and its background work. The caller must close `metadata`. When that
+    session is lost, `new_session` opens another one; without `new_session` the bookie then stays unregistered."""
 
     def __init__(
         self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -137,7 +136,7 @@ class Bookie:
     async def start(
         cls, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Bookie:
-        """Starts a bookie, which serves and is registered when this returns."""
+        """Starts a bookie and returns it. The bookie then serves requests and is registered."""
         bookie = cls(world, config, metadata, new_session)
         await bookie._start()
         return bookie
@@ -266,8 +265,8 @@ class Bookie:
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
-        """Stops the bookie in order. Completes even if the caller is cancelled; a second caller waits for the same end.
-        """
+        """Stops the bookie in order. The stop completes even if the caller is cancelled; a second caller waits until
+        the first stop has ended."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-close")
         await run_to_end(self._ending)
@@ -329,7 +328,7 @@ class Bookie:
         return reasons
 
     def histograms(self) -> dict[str, Histogram]:
-        """Returns the histograms by the names under which cli/run/metrics.py shows them."""
+        """Returns the bookie's histograms, by the names under which cli/run/metrics.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property

@@ -94,9 +94,9 @@ Parked = tuple[Request, RequestHead, float]
 
 
 class RequestsOfUnknownLedgers:
-    """Holds requests for ledgers that are unknown to this bookie while it reads their records in the metadata. If a
-    record permits a request, calls `record_key_of_metadata(ledger, key)` and then `again(parked)`; else `refuse`.
-    """
+    """Holds requests for ledgers that are unknown to this bookie, and reads the records of these ledgers in the
+    metadata. If a record permits a request, calls `record_key_of_metadata(ledger, key)` and then `again` with the held
+    requests of the ledger; otherwise calls `refuse`."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], record_key_of_metadata: Callable[[int, bytes], None],
@@ -115,8 +115,8 @@ class RequestsOfUnknownLedgers:
         self.lookups = 0
 
     def add_request(self, request: Request, head: RequestHead, came: float) -> None:
-        """Holds the request until the record of its ledger was read. Refuses the request (BUSY) if too many requests
-        are held."""
+        """Holds the request until the record of its ledger has been read. Refuses the request with BUSY if too many
+        requests are held."""
         size = request_memory_bytes(request)
         if not self._waiting.reserve(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -174,7 +174,7 @@ class RequestsOfUnknownLedgers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Cancels the reads of ledger records. The held requests get no answer."""
+        """Cancels the reads of ledger records in the metadata. The held requests get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()
@@ -207,11 +207,11 @@ READ_BYTES_MIN = 64 << 10
 """Least bytes that a read counts, however little was asked for: its entry may be long."""
 
 class BookieService:
-    """The peer service of a bookie: the socket calls `serve` with requests. Owns the requests that wait; none is
-    answered after `close`.
+    """Answers the requests of clients to a bookie: the socket calls `serve` with requests. Owns the requests that wait;
+    after `close` no request is answered.
 
-    With `metadata`, a ledger that is unknown here may only begin if the metadata has its record. `slow_down` makes the
-    sockets read slowly (True) or normally (False).
+    With `metadata`, a ledger that is unknown to this bookie may only begin if the metadata has the ledger's record.
+    `slow_down` makes the sockets read slowly (True) or normally (False).
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class BookieService:
         self.on_store_room()
 
     def on_store_room(self) -> None:
-        """Called when the store may have room again: admits held adds."""
+        """Called when the store may have room again: admits ADD requests that were held."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -523,9 +523,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """Closes the service: no request is answered any more. Cancels admin requests, and waits for the reads under
-        way.
-        """
+        """Closes the service: no request is answered any more. Cancels admin requests, and waits for the reads that are
+        in progress."""
         self._closed = True
         self.adds.close()
         await self._admins.close()

@@ -60,7 +60,7 @@ PERCENTILES = {"p50Ms": 0.5, "p90Ms": 0.9, "p99Ms": 0.99, "p999Ms": 0.999}
 
 @dataclass
 class Load:
-    """The load of one benchmark, as the command line gives it: its server, topics, sizes and rates."""
+    """The load of one benchmark as the options of the command give it: server, topics, message sizes and rates."""
 
     session: Session
     kind: str
@@ -74,7 +74,8 @@ class Load:
 
 @dataclass
 class EventCounts:
-    """What was counted so far, of one kind of event. `enough`: `wanted` messages were."""
+    """Counts events of one kind, such as confirmed messages, and collects their latencies. The event `enough` is set
+    when `wanted` messages were counted."""
 
     messages: int = 0
     wanted: int | None = None
@@ -89,7 +90,8 @@ class EventCounts:
             self.enough.set()
 
     async def wait_enough(self, wanted: int | None, timeout_s: float) -> None:
-        """Waits until that many events were counted, or until the time is over. None: waits for all of the time."""
+        """Waits until `wanted` events were counted, or until `timeout_s` has passed. If `wanted` is None, waits for
+        `timeout_s`."""
         self.wanted = wanted
         if wanted is None or self.messages < wanted:
             with contextlib.suppress(TimeoutError):
@@ -98,7 +100,7 @@ class EventCounts:
 
 
 def latencies_of(samples_s: array[float]) -> dict[str, float]:
-    """Returns percentiles in milliseconds; none of no samples."""
+    """Returns percentiles of the latencies `samples_s` (seconds), in milliseconds; empty if there are no samples."""
     ordered = sorted(samples_s)
     if not ordered:
         return {}
@@ -158,8 +160,8 @@ async def _clients(load: Load, count: int) -> AsyncIterator[list[Client]]:
 
 # ----------------------------------------------------------------------------------------------------------- sending
 class BenchSender:
-    """Sends on one connection until `until`, at `rate` messages a second or as many as are confirmed; counts each that
-    is confirmed."""
+    """Sends messages on one connection until the time `until`, `rate` messages per second or as many as are confirmed,
+    and counts each confirmed message."""
 
     def __init__(self, producer: Producer, size: int, rate: float | None, tally: EventCounts) -> None:
         from ..client.common.errors import Result
@@ -350,9 +352,11 @@ def produce(session: Session, topic: str | None, **given: Any) -> None:
 )
 @with_session
 def consume(session: Session, topic: str | None, messages: int, **given: Any) -> None:
-    """Receive and acknowledge messages, from the oldest on. Without TOPIC it makes one with --messages in it.
+    """Measure receiving: receive and acknowledge messages of a topic, the oldest first. Without TOPIC, a topic with
+    --messages messages is created first.
 
-    It reads through a Shared subscription of its own, which is deleted at the end. --rate is that of filling the topic.
+    The messages are read through a new Shared subscription, which is deleted at the end. --rate is the rate at which
+    the topic is filled.
 
     \b
     Examples:
@@ -391,10 +395,10 @@ def consume(session: Session, topic: str | None, messages: int, **given: Any) ->
 @_options(1000.0)
 @with_session
 def latency(session: Session, topic: str | None, **given: Any) -> None:
-    """Send at a rate, and measure how long each message takes until it is confirmed, and until it is received here.
+    """Send messages at a fixed rate, and measure how long each takes until it is confirmed, and until it is received.
 
-    Both ends are in this process, so one clock measures both. Messages are not collected into batches for longer than
-    a millisecond.
+    Sender and receiver are in this process, so one clock measures both. Messages are not collected into batches for
+    longer than a millisecond.
 
     \b
     Examples:

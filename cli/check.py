@@ -54,7 +54,7 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     help="Seconds to wait for its answer.",
 )  # fmt: skip
 def health(url: str | None, live: bool, started: bool, tls_ca: str, timeout_s: float) -> int:
-    """Ask a server whether it is ready: exit code 0, or 1 and the reasons.
+    """Ask a server whether it is ready. Exit code 0: it is; 1: it is not, and the reasons are printed.
 
     \b
     Examples:
@@ -126,8 +126,8 @@ check = LazyGroup(
 
 
 class ProbeTimes(NamedTuple):
-    """The times that a probe measured, in seconds. If `error` is set, the probe failed, and times that were not
-    measured are 0."""
+    """The times in seconds that a probe (publishing one message and receiving it) has measured. If `error` is set, the
+    probe failed, and times that were not measured are 0."""
 
     connect_s: float = 0.0
     publish_s: float = 0.0
@@ -145,7 +145,8 @@ class ProbeTimes(NamedTuple):
 
 
 def probe(session: Session, topic: str) -> ProbeTimes:
-    """Publishes one message and receives it. Raises MagnetarError, TimedOut too."""
+    """Publishes one message to the topic, receives it, and returns the times that were measured. Raises MagnetarError
+    or TimedOut."""
     from ..client.model.message_id import MessageId
 
     clock = SystemClock()
@@ -177,7 +178,7 @@ def _receive(reader: Reader, nonce: str, timeout_s: float) -> None:
 
 
 def nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critical_s: float) -> str:
-    """Returns the line that Nagios shows, with its performance data."""
+    """Returns the result of a probe as one line for Nagios, with its performance data."""
     if took.error:
         return f"MAGNETAR CRITICAL - {topic}: {' '.join(took.error.split())}".replace("|", "/")
     text = f"published in {took.publish_s:.3f} s, delivered in {took.deliver_s:.3f} s"
@@ -189,7 +190,7 @@ def nagios_line(topic: str, took: ProbeTimes, state: str, warn_s: float, critica
 
 
 def prometheus_page(topic: str, took: ProbeTimes) -> str:
-    """Returns a page for node_exporter's textfile collector."""
+    """Returns the result of a probe as metrics for the textfile collector of Prometheus' node_exporter."""
     label = topic.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines = [
         "# HELP magnetar_check_publish_up Whether a message was published and received.",

@@ -127,7 +127,7 @@ def _row(found: dict[str, Any], name: str) -> dict[str, Any]:
 @click.command("list")
 @OUTPUT
 def list_(output: str) -> None:
-    """All contexts; of commands that name none the current one is taken.
+    """List all contexts. A command that names no context uses the current one.
 
     Example: magnetar context list
     """
@@ -140,7 +140,8 @@ def list_(output: str) -> None:
 @click.argument("name", default="", shell_complete=complete_context)
 @OUTPUT
 def show(name: str, output: str) -> None:
-    """One context, or the current one. Of a credential it shows in which file or variable it is.
+    """Show one context, or the current one if no name is given. For a credential, the file or variable that contains it
+    is shown.
 
     Example: magnetar context show production
     """
@@ -185,7 +186,7 @@ def _with_values(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--use", "chosen", is_flag=True, help="Make it the current one.")
 @OUTPUT
 def add(name: str, chosen: bool, output: str, **given: str) -> None:
-    """Add a context. It names the files of your credentials, and has none of them itself.
+    """Add a context: a server, and the files with your credentials. The credentials themselves are not stored in it.
 
     \b
     Examples:
@@ -222,7 +223,8 @@ def _use(text: str, found: dict[str, Any], name: str) -> tuple[str, dict[str, An
 @NAMED
 @OUTPUT
 def use(name: str, output: str) -> None:
-    """Make a context the current one: of commands that name none. `-` is the one before.
+    """Make a context the current one, which commands use that name no context. `-` means the context that was current
+    before.
 
     \b
     Examples:
@@ -246,7 +248,7 @@ def use(name: str, output: str) -> None:
 
 @click.command()
 def edit() -> None:
-    """Open client.toml in your editor ($VISUAL, $EDITOR), and check it afterwards.
+    """Open the file of contexts (client.toml) in your editor ($VISUAL, $EDITOR), and check the file afterwards.
 
     Example: magnetar context edit
     """
@@ -269,7 +271,7 @@ def edit() -> None:
 @NAMED
 @OUTPUT
 def delete(name: str, output: str) -> None:
-    """Delete a context. The files of its credentials stay.
+    """Delete a context. The files with its credentials are not deleted.
 
     Example: magnetar context delete laptop
     """
@@ -290,7 +292,7 @@ def delete(name: str, output: str) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion of a shell: of commands, options, and of names that the server has.
+    """Print the completion script for a shell. It completes commands, options, and names that exist at the server.
 
     \b
     Examples:

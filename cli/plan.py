@@ -27,8 +27,8 @@ ROLL_S, ROLL_BYTES = 240 * 60, 2 << 30
 
 
 class Load(NamedTuple):
-    """The planned load: the incoming bytes, how long and in how many copies they are stored, and how often they are
-    read."""
+    """The load for which servers are planned: the incoming bytes per second, how long and in how many copies they are
+    stored, and how often they are read."""
 
     in_bytes_s: float
     retention_s: float
@@ -39,7 +39,7 @@ class Load(NamedTuple):
 
 
 class PlannedNeed(NamedTuple):
-    """What the servers need, each."""
+    """What each broker and each bookie needs for the planned load."""
 
     bookies: int
     brokers: int
@@ -52,7 +52,8 @@ class PlannedNeed(NamedTuple):
 
 
 def estimate(load: Load, bookies: int, brokers: int) -> PlannedNeed:
-    """Returns the resources that each server needs if there are `bookies` bookies and `brokers` brokers."""
+    """Returns the disk, network and memory that each server needs for the load if there are `bookies` bookies and
+    `brokers` brokers."""
     stored = load.in_bytes_s * load.copies / bookies
     return PlannedNeed(
         bookies, brokers, stored * load.retention_s / DISK_USED, 2 * stored, stored, load.in_bytes_s / brokers,
@@ -62,19 +63,20 @@ def estimate(load: Load, bookies: int, brokers: int) -> PlannedNeed:
 
 
 def count_ledgers(load: Load) -> int:
-    """Returns about how many ledgers there are: of topics, which end by age or size, and one for each cursor."""
+    """Returns about how many ledgers the load makes: those of topics, which are closed at a certain age or size, and
+    one for each cursor."""
     by_age = load.topics * math.ceil(load.retention_s / ROLL_S + 1)
     by_size = math.ceil(load.in_bytes_s * load.retention_s / ROLL_BYTES)
     return max(by_age, by_size) + load.topics * load.subscriptions
 
 
 def count_nodes(load: Load) -> int:
-    """Returns about how many nodes the metadata has."""
+    """Returns about how many nodes (records) the load makes in the metadata."""
     return load.topics * (2 + load.subscriptions) + count_ledgers(load)
 
 
 class Bytes(click.FloatRange):
-    """Bytes, or bytes a second: 50MB/s, 200MiB, 1G."""
+    """The type of an option whose value is a number of bytes, or of bytes per second: 50MB/s, 200MiB, 1G."""
 
     name = "bytes"
 
@@ -88,7 +90,7 @@ class Bytes(click.FloatRange):
 
 
 class Time(click.FloatRange):
-    """A time in seconds: 7d, 12h."""
+    """The type of an option whose value is a duration, in seconds: 7d, 12h."""
 
     name = "time"
 
@@ -113,10 +115,10 @@ def plan(
     in_bytes_s: float, retention: float, fanout: int, copies: int, bookies: int | None, brokers: int, topics: int,
     subscriptions: int | None, output: str,
 ) -> None:  # fmt: skip
-    """What a load needs of each broker and bookie, with all of them and with one less.
+    """Show what a load needs of each broker and each bookie: if all of them run, and if one is missing.
 
-    The sums are those of docs/operations.md; disks are planned to be three quarters full. A cluster that works with one
-    server less survives its loss and its upgrade: buy for the second column.
+    The calculation is that of docs/operations.md; disks are planned to be three quarters full. A cluster that works
+    with one server less survives the loss and the upgrade of a server: buy for the second column.
 
     \b
     Examples:
@@ -168,7 +170,7 @@ def _rows(whole: PlannedNeed, less: PlannedNeed) -> list[Row]:
 
 
 def format_amount(value: float, unit: str) -> str:
-    """Returns a number with its unit, as people write it: 12.1 TB."""
+    """Returns a number with its unit, shortened for people: 12.1 TB."""
     if not unit:
         return str(int(value))
     for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):

@@ -87,7 +87,7 @@ def produce(
     deliver_after: str | None,
     deliver_at: int | None,
 ) -> None:
-    """Send messages to a topic; without -m and -f the lines of standard input.
+    """Send messages to a topic. Without -m and -f, each line of standard input is a message.
 
     \b
     Examples:
@@ -369,7 +369,8 @@ def _shown(out: CommandOutput, template: str | None, program: str | None) -> Cal
 
 
 def format_message(template: str, message: Message) -> str:
-    """Returns the text of a message. A field is put in as it is: what it contains is no template again."""
+    """Returns `template` with the fields of the message put in. The content of a field is not read as a template
+    again."""
     from datetime import UTC, datetime
 
     from .common.output import printed_message_of

@@ -60,10 +60,10 @@ FOLDER = click.option(
     help="Copy what servers read to this folder too: all but the keys that sign.",
 )
 def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers: str | None) -> None:
-    """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
+    """Create an authority, certificates, a key that signs tokens, and tokens for an operator and for the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
-    """  # fmt: skip
+    """
     from ..security.authority import copy_to_servers, is_complete
 
     if keep and is_complete(Path(folder)):
@@ -89,7 +89,7 @@ def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
 @click.option("--host", "hosts", multiple=True, help="Repeatable (default: those of the one before).")
 @click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
 def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
-    """Renew a broker's certificate; a running broker uses it from the next connection on.
+    """Renew the certificate of a broker. A running broker uses the new one from the next connection on.
 
     Example: magnetar security certificate --folder ./security
     """
@@ -106,7 +106,8 @@ def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
 @click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
 @click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
 def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int) -> None:
-    """Renew or make the certificate of a process of the cluster, or of an operator: members/ROLE.pem and its key.
+    """Create or renew the certificate of a process of the cluster, or of an operator: the file members/ROLE.pem and its
+    key.
 
     Example: magnetar security member --folder ./security --role bookie --name bookie-3
     """
@@ -124,7 +125,8 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 @click.option("--days", type=FiniteNumber(0.0001, 36500), default=None, help="Of its life (default: no end).")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
 def create(folder: str, role: str, days: float | None, out: str | None) -> None:
-    """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
+    """Create a token for a role. With --out the token is written to a file with mode 600, because a file of secrets
+    that others may read is refused later.
 
     Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
     """
@@ -151,7 +153,8 @@ DROP_OLD = click.option("--drop-old", is_flag=True, help="The second step: those
 @FOLDER
 @DROP_OLD
 def authority(folder: str, drop_old: bool) -> None:
-    """Make a new authority next to the one before. Then give ca.pem to all, renew all certificates, and drop the old.
+    """Create a new authority next to the old one. Then give ca.pem to all processes, renew all certificates, and drop
+    the old authority with --drop-old.
 
     Example: magnetar security authority --folder ./security
     """
@@ -164,7 +167,8 @@ def authority(folder: str, drop_old: bool) -> None:
 @FOLDER
 @DROP_OLD
 def key(folder: str, drop_old: bool) -> None:
-    """Make a new key for tokens next to the one before. Then make all tokens anew, and drop the old key.
+    """Create a new key for signing tokens, next to the old one. Then create all tokens again, and drop the old key with
+    --drop-old.
 
     Example: magnetar security token key --folder ./security
     """
@@ -188,7 +192,7 @@ def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[
 @click.command()
 @click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
 def show(source: str) -> None:
-    """What a token says; its signature is not verified.
+    """Show the content of a token. The signature of the token is not verified.
 
     Example: magnetar security token show orders.token
     """
@@ -201,7 +205,7 @@ def show(source: str) -> None:
 @click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
 @click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
 def validate(source: str, settings: str) -> None:
-    """Whether a broker with these settings takes a token, and for which role.
+    """Check whether a broker with these settings accepts a token, and show for which role.
 
     Example: magnetar security token validate orders.token --security ./security/security.toml
     """
@@ -224,8 +228,10 @@ def validate(source: str, settings: str) -> None:
 @click.option("--id", "identity", default="", help="The id (jti) of a token, as the audit log shows it.")
 @click.option("--role", default="", help="All tokens of this role.")
 def revoke(source: str, settings: str, identity: str, role: str) -> None:
-    """Refuse a token, or all tokens of a role, from now on: its connections end within seconds. It is written to the
-    file `revoked` of [token]; each broker has to have that file. To take it back, delete the line.
+    """Refuse a token, or all tokens of a role, from now on. Connections with such a token end within seconds.
+
+    The token or role is written to the file `revoked` of the section [token], which each broker must have. To allow it
+    again, delete its line.
 
     Example: magnetar security token revoke orders.token --security ./security/security.toml
     """
@@ -279,7 +285,8 @@ QUESTIONS: tuple[tuple[str, Ask], ...] = (
 @click.option("--tls-ca", default="", metavar="FILE", help="Who signs its certificate.")
 @OUTPUT
 def check(url: str, tls_ca: str, output: str) -> None:
-    """What a server lets a caller do who shows no credentials. It asks, and changes nothing. Exit code 1: something.
+    """Show which requests a server accepts from a caller without credentials. Nothing is changed. Exit code 1: the
+    server accepts some.
 
     Example: magnetar security check magnetar+ssl://broker-1.example:7650 --tls-ca ./security/ca.pem
     """

@@ -152,7 +152,8 @@ class Client(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Returns the connections of the client; made when first used, in the event loop that uses them."""
+        """Returns the client's connections to the brokers. Makes the object at the first use, in the event loop that
+        uses it."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -165,12 +166,13 @@ class Client(ClosedAfterAsyncWith):
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
-        """Returns the cluster to which the client connects now."""
+        """Returns the service URL and credentials of the cluster to which the client connects now."""
         return self._service.info
 
     @property
     def transactions(self) -> Transactions:
-        """Returns the transactions of the client; made when first used, in the event loop that uses them."""
+        """Returns the object that begins and ends the client's transactions. Makes the object at the first use, in the
+        event loop that uses it."""
         return Transactions.of_client(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
@@ -192,8 +194,8 @@ class Client(ClosedAfterAsyncWith):
         return Transaction(self.transactions, timeout, name if name is not None else id)
 
     def transaction_now(self, timeout: float) -> Transaction | None:
-        """Returns a transaction that has begun, with an id that was leased in advance. None if there is none: the
-        caller must use `transaction`. May be called from any thread."""
+        """Returns a transaction that has begun, with a transaction id that was leased in advance. Returns None if no
+        leased id is left: the caller must use `transaction`. May be called from any thread."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check_parameters(TRANSACTION, {"timeout": timeout})
@@ -224,7 +226,8 @@ class Client(ClosedAfterAsyncWith):
         return await run_translating_errors(batches.commit_batch(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and its query; None if none was."""
+        """Returns the last batch that was committed for a sink, and the query that wrote it; None if no batch was
+        committed."""
         check_parameter("sink_id", NAME, sink_id)
         return await run_translating_errors(batches.sink_status(self.transactions.coordinators, sink_id))
 
@@ -235,7 +238,7 @@ class Client(ClosedAfterAsyncWith):
         await run_translating_errors(work)
 
     async def abort_transaction(self, txn_id: TxnId | str) -> None:
-        """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
+        """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
         InvalidTxnStatusError if the transaction is committed."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await run_translating_errors(work)
@@ -243,8 +246,8 @@ class Client(ClosedAfterAsyncWith):
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
-        published all together or not at all: each an `Output` with its producer, of this client."""
+        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics; they are published
+        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client."""
         check_parameter("outputs", ParameterCheck("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -280,11 +283,13 @@ class Client(ClosedAfterAsyncWith):
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
-        """Commits, as `Half.commit` does, a half message that any program of this role prepared."""
+        """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
+        the text of the id."""
         await ClientHalves.of_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
-        """Rolls back, as `Half.rollback` does, a half message that any program of this role prepared."""
+        """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
+        the text of the id."""
         await ClientHalves.of_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
@@ -296,8 +301,8 @@ class Client(ClosedAfterAsyncWith):
         return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns counters of the open producers and consumers, by name and topic. They are also logged every
-        `stats_interval_in_seconds`."""
+        """Returns counters of the open producers and consumers, by their names and topics. The client also logs them
+        every `stats_interval_in_seconds`."""
         open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not each.is_over]
         return {each.title(): each.statistics() for each in open_}
 
@@ -449,8 +454,9 @@ class Client(ClosedAfterAsyncWith):
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
         *, crypto_key_reader: KeyReader | None = None,
     ) -> TableView:  # fmt: skip
-        """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
-        Raises CryptoError if a message cannot be decrypted."""
+        """Opens a table view: a dictionary of the latest value of each key of a topic, kept up to date. When the call
+        returns, the view contains everything that the topic has stored. Raises CryptoError if a message cannot be
+        decrypted."""
         options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
         check_parameters(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
@@ -466,8 +472,8 @@ class Client(ClosedAfterAsyncWith):
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; the name of the topic itself if it is not partitioned or does not
-        exist. Creates nothing."""
+        """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
+        or does not exist. Creates nothing."""
         name = parse_topic(topic)
         try:
             partitions = await run_translating_errors(self.connections.partition_count(name, create=False))
@@ -532,8 +538,8 @@ class Client(ClosedAfterAsyncWith):
         return made
 
     def shutdown(self) -> None:
-        """Ends the client and all that it opened at once, without waiting; messages that are not acknowledged have an
-        unknown outcome."""
+        """Ends the client and everything that it opened at once, without waiting; the outcome of messages that are not
+        acknowledged is unknown."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
             ClientHalves.of_client(self._connections).stop()
@@ -552,9 +558,9 @@ class Client(ClosedAfterAsyncWith):
     async def close(self, timeout: float | None = None) -> None:
         """Aborts open transactions, flushes and closes producers, closes consumers and readers, then the connections.
 
-        What is not closed after `timeout` seconds is ended at once. None: CLOSE_QUIET_S seconds after the last answer
-        of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then; each of
-        them gets AlreadyClosed, and may be stored.
+        Whatever is not closed after `timeout` seconds is ended at once. `timeout` None: CLOSE_QUIET_S seconds after the
+        last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then;
+        each of these messages gets AlreadyClosed, and may be stored.
         """
         if timeout is not None:
             check_parameters(TRANSACTION, {"timeout": timeout})

@@ -17,11 +17,13 @@ from typing import Any
 
 
 class Function:
-    """Processes each message of its input topics, and may return one for its output topic."""
+    """Base class of a program's own functions: a function processes each message of its input topics, and may return a
+    message for its output topic."""
 
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
-        """Returns the message to publish for `input`; None: none. `context`: a `Context`."""
+        """Processes one message, whose value is `input`. Returns the value to publish to the output topic; None:
+        publishes nothing. `context`: a `Context`."""
 
 
 # --------------------------------------------------------------------------------------------------------- serde
@@ -29,19 +31,20 @@ class Function:
 
 
 class SerDe:
-    """Base of a program's own serializers."""
+    """Base class of a program's own serializers, which convert values to bytes and back."""
 
     @abstractmethod
     def serialize(self, input: Any) -> Any:
-        """Returns the bytes of a value."""
+        """Converts a value to bytes and returns these."""
 
     @abstractmethod
     def deserialize(self, input_bytes: Any) -> Any:
-        """Returns the value of bytes."""
+        """Converts bytes back to the value and returns it."""
 
 
 class PickleSerDe(SerDe):
-    """Serializes by pickle, which runs code from the bytes: use it only for topics whose producers are trusted."""
+    """Converts values by Python's pickle. Reading pickled bytes can run code that they contain: use this only for
+    topics whose producers are trusted."""
 
     def serialize(self, input: Any) -> bytes:
         return pickle.dumps(input)
@@ -51,8 +54,8 @@ class PickleSerDe(SerDe):
 
 
 class IdentitySerDe(SerDe):
-    """Serializes numbers and text as text, and bytes unchanged. Bytes are read as the first of int, float, complex and
-    text that fits. Raises TypeError for a value of another type."""
+    """Converts numbers and text to text, and leaves bytes unchanged. Bytes are read as the first of int, float, complex
+    and text that fits. Raises TypeError for a value of another type."""
 
     _types = (int, float, complex, str)
 
@@ -77,27 +80,27 @@ class IdentitySerDe(SerDe):
 
 
 class Context:
-    """Base of the contexts that a runtime or a test passes to functions."""
+    """Base class of the contexts that a runtime or a test passes to functions."""
 
     @abstractmethod
     def get_message_id(self) -> Any:
-        """Returns the id of the message."""
+        """Returns the id of the message that the function processes now."""
 
     @abstractmethod
     def get_message_key(self) -> Any:
-        """Returns the key of the message."""
+        """Returns the key of the message that the function processes now."""
 
     @abstractmethod
     def get_message_eventtime(self) -> Any:
-        """Returns the event time of the message, in ms."""
+        """Returns the event time of the message that the function processes now, in ms since the epoch."""
 
     @abstractmethod
     def get_message_properties(self) -> Any:
-        """Returns the properties of the message."""
+        """Returns the properties of the message that the function processes now."""
 
     @abstractmethod
     def get_current_message_topic_name(self) -> Any:
-        """Returns the topic of the message."""
+        """Returns the name of the topic from which the present message came."""
 
     @abstractmethod
     def get_function_tenant(self) -> Any:
@@ -125,31 +128,31 @@ class Context:
 
     @abstractmethod
     def get_logger(self) -> Any:
-        """Returns a logger."""
+        """Returns the logger that the function should use."""
 
     @abstractmethod
     def get_user_config_value(self, key: str) -> Any:
-        """Returns a value of the program's configuration; None: there is none."""
+        """Returns the value of `key` in the user configuration of the function; None if there is none."""
 
     @abstractmethod
     def get_user_config_map(self) -> Any:
-        """Returns the program's configuration."""
+        """Returns the whole user configuration of the function as a dictionary."""
 
     @abstractmethod
     def get_secret(self, secret_name: str) -> Any:
-        """Returns a secret; None: there is none."""
+        """Returns the value of the secret with this name; None if there is none."""
 
     @abstractmethod
     def get_partition_key(self) -> Any:
-        """Returns the key of the message."""
+        """Returns the partition key of the message that the function processes now."""
 
     @abstractmethod
     def get_ordering_key(self) -> Any:
-        """Returns the ordering key of the message."""
+        """Returns the ordering key of the message that the function processes now."""
 
     @abstractmethod
     def record_metric(self, metric_name: str, metric_value: float) -> Any:
-        """Records a value of a metric."""
+        """Records the value of a metric that the function itself defines."""
 
     @abstractmethod
     def publish(
@@ -165,7 +168,7 @@ class Context:
 
     @abstractmethod
     def get_output_topic(self) -> Any:
-        """Returns the topic for what the function returns."""
+        """Returns the name of the topic to which the function's results are published."""
 
     @abstractmethod
     def get_output_serde_class_name(self) -> Any:
@@ -173,27 +176,27 @@ class Context:
 
     @abstractmethod
     def ack(self, msgid: Any, topic: str) -> Any:
-        """Acknowledges a message."""
+        """Acknowledges the message with the id `msgid` on the input topic `topic`."""
 
     @abstractmethod
     def incr_counter(self, key: str, amount: int) -> Any:
-        """Adds to a counter of the function's state."""
+        """Adds `amount` to the counter `key` in the function's state."""
 
     @abstractmethod
     def get_counter(self, key: str) -> Any:
-        """Returns a counter of the function's state."""
+        """Returns the value of the counter `key` in the function's state."""
 
     @abstractmethod
     def del_counter(self, key: str) -> Any:
-        """Removes a counter of the function's state."""
+        """Removes the counter `key` from the function's state."""
 
     @abstractmethod
     def put_state(self, key: str, value: Any) -> Any:
-        """Sets a value of the function's state."""
+        """Stores `value` under `key` in the function's state."""
 
     @abstractmethod
     def get_state(self, key: str) -> Any:
-        """Returns a value of the function's state."""
+        """Returns the value that is stored under `key` in the function's state."""
 
 
 context = function = serde = sys.modules[__name__]

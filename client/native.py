@@ -55,28 +55,30 @@ class DeadLetterPolicyBuilder:
         self._subscription: str | None = None
 
     def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
-        """Sets how often a message may be redelivered."""
+        """Sets how often a message may be redelivered before it is moved to the dead-letter topic. Returns the
+        builder."""
         self._count = count
         return self
 
     def deadLetterTopic(self, topic: str) -> DeadLetterPolicyBuilder:
-        """Sets the topic of the dead letters."""
+        """Sets the name of the topic to which messages are moved. Returns the builder."""
         self._topic = topic
         return self
 
     def initialSubscriptionName(self, name: str) -> DeadLetterPolicyBuilder:
-        """Sets the subscription that is created together with that topic."""
+        """Sets the name of the subscription that is created together with the dead-letter topic. Returns the
+        builder."""
         self._subscription = name
         return self
 
     def build(self) -> ConsumerDeadLetterPolicy:
-        """Returns the policy. Raises InvalidConfiguration if a parameter is wrong. Without `maxRedeliverCount` a
-        message is redelivered for ever."""
+        """Returns the ConsumerDeadLetterPolicy that was built. Raises InvalidConfiguration if a parameter is wrong.
+        Without `maxRedeliverCount` a message is redelivered for ever."""
         return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
 
 
 class KeySharedPolicy:
-    """Builds a `ConsumerKeySharedPolicy` step by step; `policy` returns it."""
+    """Builds a `ConsumerKeySharedPolicy` step by step; `policy` returns the finished policy."""
 
     def __init__(self) -> None:
         self._mode = KeySharedMode.AutoSplit
@@ -84,12 +86,12 @@ class KeySharedPolicy:
         self._ranges: list[tuple[int, int]] = []
 
     def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
-        """Sets how the keys are divided."""
+        """Sets the way in which the keys are divided among the consumers."""
         self._mode = mode
         return self
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """Returns how the keys are divided."""
+        """Returns the way in which the keys are divided among the consumers."""
         return self._mode
 
     def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:
@@ -98,20 +100,21 @@ class KeySharedPolicy:
         return self
 
     def is_allow_out_of_order_delivery(self) -> bool:
-        """Whether a key may move to another consumer before its delivered messages are acknowledged."""
+        """Returns whether a key may move to another consumer before its delivered messages are acknowledged."""
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
-        """Sets the (first, last) pairs of hashes of this consumer, both included; only with KeySharedMode.Sticky."""
+        """Sets the hash ranges of this consumer as (first, last) pairs, both included; only with
+        KeySharedMode.Sticky."""
         self._ranges = ranges
         return self
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """Returns (first, last) pairs of hashes, both included."""
+        """Returns the hash ranges of this consumer as (first, last) pairs, both included."""
         return self._ranges
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """Returns the policy. Raises InvalidConfiguration if a parameter is wrong."""
+        """Returns the ConsumerKeySharedPolicy that was built. Raises InvalidConfiguration if a parameter is wrong."""
         return ConsumerKeySharedPolicy(self._mode, self._out_of_order, self._ranges or None)
 
 
@@ -132,8 +135,9 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """An option of a configuration. `parameter`: its name as a parameter of the client; empty: the client has no such
-    parameter. `chains`: its setter returns the configuration, as in Pulsar, else None. `reads`: it has a getter."""
+    """The description of one option of a configuration. `parameter`: the name of the client's parameter for it; empty:
+    the client has no such parameter. `chains`: whether the option's setter returns the configuration, as in Pulsar,
+    else None. `reads`: whether the option has a getter."""
 
     check: ParameterCheck | None
     default: Any = None
@@ -152,7 +156,7 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 
 class Configuration:
-    """The base class of the configurations of Pulsar's C++ client; each lists its options."""
+    """The base class of the configuration classes of Pulsar's C++ client; each subclass lists its options."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -177,8 +181,8 @@ class Configuration:
         return self if option.chains else None
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the options that were set, as parameters of `magnetar.Client` or of its method that opens the
-        configured object."""
+        """Returns the options that were set as a dict of parameters for `magnetar.Client`, or for its method that opens
+        the configured object."""
         found = {
             option.parameter: self._values[name]
             for name, option in self._options.items() if name in self._values and option.parameter
@@ -210,7 +214,7 @@ def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True
 
 
 class ProducerConfiguration(_WithProperties):
-    """The configuration of `Client.create_producer`."""
+    """A configuration whose options are the parameters of `Client.create_producer`, as in Pulsar's C++ client."""
 
     _options = _rows(
         options.PRODUCER,
@@ -238,7 +242,7 @@ class ProducerConfiguration(_WithProperties):
 
 
 class ConsumerConfiguration(_WithProperties):
-    """The configuration of `Client.subscribe`."""
+    """A configuration whose options are the parameters of `Client.subscribe`, as in Pulsar's C++ client."""
 
     _options = _rows(
         options.CONSUMER,
@@ -274,7 +278,7 @@ class ConsumerConfiguration(_WithProperties):
 
 
 class ReaderConfiguration(Configuration):
-    """The configuration of `Client.create_reader`."""
+    """A configuration whose options are the parameters of `Client.create_reader`, as in Pulsar's C++ client."""
 
     _options = _rows(
         options.READER,
@@ -291,7 +295,7 @@ class ReaderConfiguration(Configuration):
 
 
 class ClientConfiguration(Configuration):
-    """The configuration of `Client`."""
+    """A configuration whose options are the parameters of `Client`, as in Pulsar's C++ client."""
 
     _options: ClassVar[dict[str, Option]] = {
         "authentication": Option(instance_check(Authentication, optional=False), None, "authentication", reads=False),
@@ -310,17 +314,17 @@ class ClientConfiguration(Configuration):
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:
-        """Sets a logger of Python's `logging`."""
+        """Makes the client write its log lines to a logger of Python's `logging`."""
         check_logger(logger)
         self._values["logger"] = logger
         return self
 
     def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
-        """Logs to standard output, from `level` on."""
+        """Makes the client write log lines of the level `level` or above to standard output."""
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
-        """Logs to a file, from `level` on."""
+        """Makes the client write log lines of the level `level` or above to a file."""
         return self.set_logger(FileLogger(level, file))
 
     def parameters(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ KNOWN_MAX = 10_000
 
 
 def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the entries of `ranges` that are in none of `others`, as ranges."""
+    """Returns the entries that are in `ranges` but in none of `others`, as ascending ranges."""
     gaps = union_ranges(others, ())
     left: list[tuple[int, int]] = []
     at = 0
@@ -89,7 +89,7 @@ def subtract_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the union of both as ascending ranges, of which none touches the next one."""
+    """Returns the union of `ranges` and `others` as ascending ranges that neither overlap nor touch."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
         if both and first <= both[-1][1] + 1:
@@ -100,8 +100,9 @@ def union_ranges(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Replaces in the ledger's record for `bookie` the ranges `before`, which the caller added earlier, by `now`.
-    Ranges that others added stay. Returns the stored ranges, at most RANGES_MAX."""
+    """Changes a bookie's damage report for a ledger in the metadata: removes the ranges `before`, which the caller
+    added earlier, and adds the ranges `now`. Ranges that other processes added stay. Returns the stored ranges, at most
+    RANGES_MAX."""
     path = paths.damaged_copies_of_bookie(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -121,8 +122,8 @@ async def store_report(metadata: MetadataStore, ledger: int, bookie: str, now: R
 
 
 class DamageReports:
-    """Reports damaged copies that the readers and recoverers of one client find. `dropped` counts the entries that were
-    not queued."""
+    """Stores reports of damaged copies that the readers and the recoveries of one client find. `dropped` counts the
+    entries that were not queued because the queue was full."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -134,7 +135,7 @@ class DamageReports:
         self.dropped = 0
 
     def add(self, ledger: int, bookie: str, entry: int) -> None:
-        """Queues a report: the bookie sent bytes that are not this entry."""
+        """Queues a damage report: the bookie sent bytes that are not this entry."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
@@ -157,7 +158,8 @@ class DamageReports:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def wait_written(self) -> None:
-        """Waits until every report that was queued before this call was written, or was given up after errors."""
+        """Waits until every damage report that was queued before this call has been written, or was given up after
+        errors."""
         await self._tasks.drain()
 
     async def close(self) -> None:
@@ -174,9 +176,11 @@ PAUSE_PART = 4
 
 
 class Bookies:
-    """The bookies as one `LedgerClient` knows them: registrations, connections, quarantine, racks and damage reports.
+    """All bookies as one `LedgerClient` knows them: their registrations, connections, quarantine, racks and damage
+    reports.
 
-    A bookie is named by its uuid as text. Call from one event loop; `close` ends the watch and every connection.
+    A bookie is named by its uuid as text. All methods must be called from one event loop. `close` ends the watch of the
+    registrations and every connection.
     """
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
@@ -204,8 +208,8 @@ class Bookies:
         self._closing = Tasks()  # of peers that were replaced
 
     async def wait_bookies_listed(self) -> None:
-        """Waits until the bookies were listed once. Raises the error that ended the watch, as SessionExpired, or
-        Unavailable after `close`."""
+        """Waits until the bookies have been listed once. Raises the error that ended the watch of the registrations,
+        such as SessionExpired; raises Unavailable after `close`."""
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
@@ -217,8 +221,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ reaching
     async def connect(self) -> None:
-        """Connects to registered bookies, CONNECTED_MAX at most, so that the first ledgers do not wait for that. A
-        bookie that does not answer is left to those that need it."""
+        """Connects to registered bookies, to CONNECTED_MAX at most, so that the first ledgers need not wait for
+        connections. A bookie that does not answer is skipped, and left to the requests that need it."""
         some, timeout_s = sorted(self._available)[:CONNECTED_MAX], self._config.add_timeout_s
         await asyncio.gather(
             *(self.request(each, encode_ping(), timeout_s=timeout_s) for each in some), return_exceptions=True
@@ -227,8 +231,8 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Sends a request to a bookie; returns a future of the reply (see `Peer.request`). Never raises itself: for a
-        bookie that never registered the future fails with Unavailable."""
+        """Sends a request to a bookie; returns a future of the reply (see `Peer.request`). Raises no error itself: if
+        the bookie was never registered, the future fails with Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
@@ -261,23 +265,26 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def record_failure(self, bookie: str) -> None:
-        """Records that the bookie failed: for a while it is chosen last for ensembles, and asked last by reads."""
+        """Records that the bookie failed. For a while, the bookie is chosen last for ensembles, and reads ask it
+        last."""
         self._quarantine.record_failure(bookie, self._world.clock.monotonic())
         self.record_trouble(bookie, TroubleKind.FAILED)
 
     def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
-        """Records a fault `kind` of the bookie at a read: for a while reads ask the bookie last (placement_core.py)."""
+        """Records a fault `kind` of the bookie in answering a read. For a while, reads ask this bookie last
+        (placement_core.py)."""
         self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Records that the bookie sent bytes that are not the entry it was asked for: for a while reads ask it last,
-        and the damage is reported (bookies.py)."""
+        """Records that the bookie sent bytes that are not the requested entry. For a while, reads ask this bookie last;
+        the damage is also reported in the metadata (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)
 
     def trouble_weights(self) -> dict[str, float]:
-        """Returns the weight of each bookie's recent trouble (placement_core.py); healthy bookies are left out."""
+        """Returns the weight of the recent faults of each bookie (placement_core.py). Leaves out bookies without recent
+        faults."""
         return self._trouble.trouble_weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -288,8 +295,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_healthy(self, wanted: int) -> int:
-        """Returns the number of writable bookies that did not fail lately. If it is less than `wanted`, first reads the
-        list of bookies again."""
+        """Returns the number of writable bookies that did not fail lately. If there are fewer than `wanted`, first
+        reads the list of bookies again."""
         if self._well() < wanted:
             await self.refresh_bookie_list()
         return self._well()
@@ -301,8 +308,8 @@ class Bookies:
         return self._quarantine.has_failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_after_listing(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """Chooses like `choose`; if there are too few bookies, lists them again and retries, because the watch may
-        lag."""
+        """Chooses bookies like `choose`. If there are too few bookies, lists them again and retries, because the watch
+        may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -310,21 +317,22 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """Returns `count` distinct writable bookies. Raises NotEnoughBookies, with the fields `wanted` and
+        """Returns `count` distinct writable bookies for copies. Raises NotEnoughBookies, with the fields `wanted` and
         `read_available`.
 
-        With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the new copies are in addition to
-        those at the bookies in `exclude`, and racks other than theirs are preferred.
+        With `write_quorum` (for a new ledger) the minimum of racks applies. Without `write_quorum`, the new copies are
+        in addition to those at the bookies in `exclude`, and other racks than theirs are preferred.
         """
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.find_rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Returns a replacement bookie for each of `slots`; only for the first ones if there are too few bookies.
+        """Returns a replacement bookie for each of `slots` of the ensemble. If there are too few bookies, returns
+        replacements for the first slots only.
 
-        Never chooses a bookie that failed lately: it would be no better than the one to be replaced. Takes the racks of
-        the other slots into account.
+        Never chooses a bookie that failed lately, which would be no better than the bookie to be replaced. Takes the
+        racks of the other slots into account.
         """
         failed = [each for each in self.quarantined_bookies() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
@@ -335,7 +343,7 @@ class Bookies:
         """Returns replacements like `replace`, for copies of final entries whose bookies in `slots` are lost or
         leaving.
 
-        Chooses bookies that failed lately too, but last; never one of `gone` or of `limbo_bookies`.
+        Also chooses bookies that failed lately, but last. Never chooses a bookie of `gone` or of `limbo_bookies`.
         """
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.limbo_bookies])
 
@@ -390,19 +398,20 @@ class Bookies:
         self._racks_short = short
 
     def find_rack(self, bookie: str) -> str:
-        """Returns the rack of a bookie, its last one if it is not registered, or UNKNOWN_RACK if it never was."""
+        """Returns the rack of a bookie: the last known rack if the bookie is not registered now, UNKNOWN_RACK if it
+        never was."""
         last = self._last.get(bookie)
         return self._racks.get(bookie) or (UNKNOWN_RACK if last is None else last.rack)
 
     @property
     def limbo_bookies(self) -> frozenset[str]:
-        """Bookies that must get no copies of older ledgers: they lost data and are restoring it
+        """Returns the bookies that must get no copies of older ledgers, because they lost data and are restoring it
         (BookieRecord.limbo)."""
         return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
 
     @property
     def fenced_upto(self) -> int:
-        """The largest ledger id up to which some bookie refuses adds, because that bookie once lost data
+        """Returns the largest ledger id up to which some bookie refuses adds because it once lost data
         (BookieRecord.fenced_upto); -1: no bookie does."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
@@ -427,7 +436,7 @@ class Bookies:
                 await asyncio.sleep(self._config.retry_s)
 
     async def refresh_bookie_list(self) -> None:
-        """Lists the bookies again now, because the watch may lag; concurrent callers share one listing."""
+        """Lists the bookies again now, because the watch may lag. Concurrent callers share one listing."""
         listings = self._listings
         async with self._looking:
             if self._listings == listings:
@@ -476,7 +485,7 @@ class Bookies:
         self._available[bookie] = self._last[bookie] = record
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns for each bookie the counters of its connection and of its trouble (`reads_slow`, …:
+        """Returns for each bookie the counters of its connection and of its faults (`reads_slow`, …:
         placement_core.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}

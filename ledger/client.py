@@ -81,7 +81,8 @@ DELETED_AT_ONCE = 512
 
 
 async def find_deleted(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
-    """Returns those of the given ledgers that were deleted. Raises DamagedRecord, and the errors of the metadata."""
+    """Returns those of the given ledgers that the metadata records as deleted. Raises DamagedRecord, and the errors of
+    the metadata."""
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
@@ -91,8 +92,8 @@ async def find_deleted(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64
 
 
 async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records for ever that these ledgers are deleted by their owner. Idempotent; after an error of the metadata the
-    outcome is unknown."""
+    """Records in the metadata, for ever, that the owner of these ledgers has deleted them. Idempotent. After an error
+    of the metadata the outcome is unknown."""
     for page, ids in _paged(ledgers):
 
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:
@@ -102,8 +103,9 @@ async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None
 
 
 async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """Returns operations that record the deletion like `record_deletions`, for the caller to commit together with
-    others. That commit raises BadVersion if another process changed the same DeletedLedgersRecord meanwhile."""
+    """Returns operations that record the deletion of these ledgers like `record_deletions`; the caller must commit
+    them, and may do so together with other operations. That commit raises BadVersion if another process changed the
+    same DeletedLedgersRecord meanwhile."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted_ledgers(page)
@@ -114,8 +116,8 @@ async def deletion_operations(store: MetadataStore, ledgers: Iterable[int]) -> l
 
 
 async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], owner: Sequence[Operation]) -> None:
-    """Commits the operations `owner`, which delete the record that names the `ledgers`, and in the same commit records
-    that these ledgers are deleted: so they can still be deleted after a crash. Raises the errors of the commit;
+    """Commits the operations `owner`, which delete the record that names the `ledgers`. Records in the same commit that
+    these ledgers are deleted, so that their deletion can be completed after a crash. Raises the errors of the commit;
     BadVersion if an operation of `owner` conflicts."""
     own = {operation.path for operation in owner}
     for attempt in range(ATTEMPTS_MAX):
@@ -129,8 +131,8 @@ async def commit_ledger_deletions(store: MetadataStore, ledgers: Sequence[int], 
 
 
 async def delete_ledgers(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Records the deletion like `record_deletions`, then deletes the ledgers' records. Idempotent, also for a ledger
-    whose record does not exist."""
+    """Records that these ledgers are deleted, like `record_deletions`, then deletes their records in the metadata.
+    Idempotent, also for a ledger whose record does not exist."""
     ordered = sorted(ledgers)
     await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
@@ -175,14 +177,14 @@ __all__ = ["LedgerClient", "LedgerEnd"]
 
 
 class LedgerIdTaken(AlreadyExists):
-    """Raised when another process created a ledger with this id: another id must be used."""
+    """Raised when another process has created a ledger with this id. The caller must use another id."""
 
 
 class LedgerClient:
     """Creates, opens, recovers and deletes ledgers (see the module's docstring).
 
-    `world` provides the clock, random numbers and network. The caller must close `metadata`. `close` ends what the
-    client opened.
+    `world` provides the clock, random numbers and the network. The caller must close `metadata`. `close` closes
+    everything that this client opened.
     """
 
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
@@ -200,8 +202,8 @@ class LedgerClient:
         self._looked_at = 0  # number of open writers when the ended ones were dropped last
 
     async def connect(self) -> None:
-        """Lists the bookies and connects to them, so that the first ledger does not wait for that. Raises the errors of
-        the metadata."""
+        """Lists the bookies and connects to them, so that the first ledger need not wait for connections. Raises the
+        errors of the metadata."""
         await self._bookies.wait_bookies_listed()
         await self._bookies.connect()
 
@@ -234,8 +236,8 @@ class LedgerClient:
         properties: Mapping[str, str] | None = None, shrink: ReplicationShortfall = ReplicationShortfall.NOTHING,
         above: int = -1,
     ) -> LedgerRecord:  # fmt: skip
-        """Returns the record of a new ledger as `create` would store it, on chosen bookies; stores nothing. Its id is
-        larger than `above`. Raises the same errors as `create`."""
+        """Returns the record of a new ledger as `create` would store it, on chosen bookies. Stores nothing. The
+        ledger's id is larger than `above`. Raises the same errors as `create`."""
         config = self._config
         shape = striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
@@ -254,9 +256,9 @@ class LedgerClient:
         )  # fmt: skip
 
     def creation_change(self, draft: LedgerRecord) -> NodeUpdate:
-        """Returns the change that creates the ledger of `draft_record` (none → OPEN), as a part of a commit. Its
-        transform raises LedgerIdTaken if another process has created a ledger with this id: then the caller must call
-        `draft_record` again."""
+        """Returns the change that creates the ledger of `draft_record` (none → OPEN), which the caller commits, alone
+        or together with other changes. The transform of the change raises LedgerIdTaken if another process has created
+        a ledger with this id: then the caller must call `draft_record` again."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: VersionedValue | None) -> bytes | None:
@@ -268,7 +270,8 @@ class LedgerClient:
         return NodeUpdate(path, transform, absent=True)
 
     def make_writer(self, record: LedgerRecord) -> LedgerWriter:
-        """Returns the only writer of a ledger from `draft_record`. Its `creation_change` must have been committed."""
+        """Returns the only writer of a ledger whose record was made by `draft_record`. The ledger's `creation_change`
+        must have been committed."""
         writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
@@ -299,7 +302,8 @@ class LedgerClient:
         return fitting
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """Returns a reader up to the end of a CLOSED ledger, else up to the largest LAC that a bookie reports.
+        """Returns a reader of the ledger. The reader reads up to the end of a CLOSED ledger, otherwise up to the
+        largest last-add-confirmed (LAC) that a bookie reports.
 
         Raises LedgerNotFound, Unavailable.
         """
@@ -313,12 +317,13 @@ class LedgerClient:
         return self._bookies
 
     def make_reader(self, record: LedgerRecord) -> LedgerReader:
-        """Returns a reader of the entries that the record alone proves to be stored; sends no request."""
+        """Returns a reader of those entries of the ledger that the record alone proves to be stored. Sends no
+        request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def make_local_reader(self, writer: LedgerWriter) -> LedgerReader:
-        """Returns a reader for the ledger of a writer in this process. It always reads up to the writer's LAC, and
-        sends no request to learn it."""
+        """Returns a reader for the ledger of `writer`, a writer in this process. The reader reads up to the writer's
+        last-add-confirmed (LAC) and sends no request to learn it."""
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
@@ -326,8 +331,8 @@ class LedgerClient:
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
-        """Fences the writer, wherever it runs, and closes the ledger with every confirmed entry in it; returns a
-        reader.
+        """Recovers a ledger: fences its writer, wherever the writer runs, and closes the ledger so that it contains
+        every confirmed entry. Returns a reader.
 
         Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies if too few bookies answer: then the ledger stays
         IN_RECOVERY, and the caller may try again.
@@ -335,9 +340,9 @@ class LedgerClient:
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, NodeUpdate | None]:
-        """Recovers like `recover`, but the caller must close the ledger by committing the returned change; None: the
-        ledger is closed already. The reader is valid only after that commit. Errors of the change: `RecoveryResult` in
-        ledger/recovery.py."""
+        """Recovers a ledger like `recover`, but leaves the close to the caller, who must commit the returned change;
+        None: the ledger is closed already. The returned reader is valid only after that commit. The errors of the
+        change are those of `RecoveryResult` in ledger/recovery.py."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, NodeUpdate | None]:
@@ -346,17 +351,16 @@ class LedgerClient:
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def make_loss_survey(self, record: LedgerRecord, *, force: bool = False) -> LostEntriesSearch:
-        """Returns a survey that can find the entries of the ledger that are certainly lost (lost.py). Sends nothing
-        yet. `force`: bookies that do not answer count as forgotten."""
+        """Returns a search for the entries of the ledger that are certainly lost (lost.py). Sends no request yet.
+        `force`: bookies that do not answer count as forgotten."""
         return LostEntriesSearch(record, self._bookies, self._metadata, self._config, force=force)
 
     async def read_record(self, ledger_id: int) -> LedgerRecord:
         return await records.read_record(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes the ledgers for ever. Idempotent, also if a record does not exist. After an error of the metadata the
-        outcome is unknown: the caller must delete them again. Concurrent calls share their commits.
-        """
+        """Deletes the ledgers for ever. Idempotent, even if a ledger has no record. After an error of the metadata the
+        outcome is unknown: the caller must delete the ledgers again. Concurrent calls share their commits."""
         self._unwanted.update(ledger_ids)
         async with self._deleting:
             if not self._unwanted.isdisjoint(ledger_ids):
@@ -365,11 +369,12 @@ class LedgerClient:
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns counters for each bookie (`Bookies.statistics`)."""
+        """Returns the counters for each bookie, as `Bookies.statistics` does."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
-        """Abandons writers that are not closed (their ledgers stay OPEN for a recoverer) and ends the connections."""
+        """Abandons all writers that are not closed (their ledgers stay OPEN until a recovery) and closes the
+        connections."""
         for writer in self._writers.values():
             await writer.abandon()
         await self._bookies.close()

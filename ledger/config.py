@@ -9,7 +9,7 @@ from .writer_core import Striping
 
 
 class LedgerConfig(msgspec.Struct, frozen=True):
-    """Settings of one `LedgerClient`. Raises InvalidConfiguration for values that cannot work together."""
+    """The settings of one `LedgerClient`. Raises InvalidConfiguration for values that cannot work together."""
     # ---- behaviour
     ensemble_size: int = 3  # bookies over which a ledger is striped, unless `create` gives another
     write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network

@@ -97,16 +97,17 @@ class LedgerEnd(NamedTuple):
 
 
 class AppendListener(Protocol):
-    """Receives the outcomes of the entries that `LedgerWriter.push` appended. Its methods must not raise."""
+    """Receives the outcomes of the entries that `LedgerWriter.push` appended. The methods of a listener must not
+    raise."""
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when every entry up to `last_entry` is confirmed; in entry order, once for all entries that one step
-        confirms."""
+        """Called when every entry up to `last_entry` is confirmed. Calls come in entry order; all entries that are
+        confirmed at the same moment cause one call."""
         ...
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when an entry from `push` will not be confirmed. The end that `LedgerWriter.close` returns says
-        whether the entry is stored."""
+        """Called when an entry appended by `push` will not be confirmed. The end of the ledger that
+        `LedgerWriter.close` returns says whether the entry is stored."""
         ...
 
 
@@ -147,7 +148,7 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """The ledger's record with the committed ensembles; it does not contain the ledger's end."""
+        """Returns the ledger's record with the committed ensembles. The record does not contain the ledger's end."""
         return self._record
 
     @property
@@ -156,7 +157,7 @@ class LedgerWriter:
 
     @property
     def confirmed_bytes(self) -> int:
-        """The payload bytes of the confirmed entries."""
+        """Returns the payload bytes of all confirmed entries."""
         return self.adds.length_confirmed
 
     @property
@@ -169,8 +170,8 @@ class LedgerWriter:
 
     @property
     def is_writable(self) -> bool:
-        """Whether appends are accepted: False once the ledger is ending or the handle is poisoned; every append then
-        fails at once."""
+        """Returns whether appends are accepted. False once the ledger is ending, or after a failure has poisoned the
+        writer; then every append fails at once."""
         return self._core.state is WriterState.OPEN or self._core.accepts_appends
 
     @property
@@ -187,7 +188,7 @@ class LedgerWriter:
 
     @property
     def is_short_of_bookies(self) -> bool:
-        """Whether a failed bookie of the ensemble was not replaced: new entries then get fewer copies."""
+        """Returns whether a failed bookie of the ensemble could not be replaced. New entries then get fewer copies."""
         return bool(self.adds.failed)
 
     @property
@@ -195,8 +196,8 @@ class LedgerWriter:
         return self._core.state
 
     def append(self, *frames: Buffer, tail: VerifiedTail | None = None) -> asyncio.Future[int]:
-        """Appends the frames as one entry; returns a future of its id. Never raises itself: the future gets the errors
-        of the module docstring. `tail`: the known checksum of the end of a payload in one frame."""
+        """Appends the frames as one entry; returns a future of the entry's id. Raises no error itself: the future gets
+        the errors of the module docstring. `tail`: the known checksum of the end of a payload that is in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
             self.push(AppendWithFuture(frames, sum(map(len, frames)), future, tail))
@@ -205,8 +206,9 @@ class LedgerWriter:
         return future
 
     def push(self, payload: AppendPayload) -> None:
-        """Appends like `append`, but the `listener` gets the outcome. Raises MessageTooLarge, LedgerClosed, and
-        BackPressure, also above the bound of all ledgers together."""
+        """Appends a payload like `append`, but reports the outcome to the `listener`. Raises MessageTooLarge,
+        LedgerClosed, and BackPressure if a bound of this ledger, or the memory bound of all ledgers together, is
+        exceeded."""
         assert self.listener is not None or isinstance(payload, AppendWithFuture), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
         if memory.held >= memory.limit and not isinstance(payload, AppendWithFuture):
@@ -231,11 +233,12 @@ class LedgerWriter:
             self._watch()
 
     def late_answers(self) -> Sequence[LateBookieAnswer]:
-        """Returns the last answers of bookies that came later than `late_s`."""
+        """Returns the latest answers of bookies that took longer than `late_s`."""
         return self._sender.late or ()
 
     async def wait_room(self) -> None:
-        """Waits until an append is within the bounds, or the handle is not writable (then the append fails)."""
+        """Waits until an append is within the bounds, or until the writer accepts no appends any more (then the next
+        append fails)."""
         memory = self._bookies.memory
         try:
             while self.is_writable and not self.has_room:
@@ -253,16 +256,17 @@ class LedgerWriter:
             self._room = None
 
     def add_change_listener(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """Calls `tell` with the new record after each ensemble change, before any entry is confirmed by that ensemble.
-        """
+        """Registers a listener: after each change of the ensemble, `tell` is called with the new record, before any
+        entry is confirmed by the new ensemble."""
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
-        """Ends the ledger after the pending entries, and returns its end. Idempotent. Takes at most about
+        """Closes the ledger after the pending entries, and returns the ledger's end. Idempotent. Takes at most about
         `add_timeout_s` + `close_timeout_s`.
 
-        Raises LedgerFenced while another client recovers the ledger or when it was deleted (call it again later),
-        OutcomeUnknown when the metadata did not answer. If another client closed the ledger, returns the stored end.
+        Raises LedgerFenced while another client recovers the ledger or if the ledger was deleted (the caller may call
+        `close` again later), OutcomeUnknown if the metadata did not answer. If another client closed the ledger,
+        returns the end that is stored.
         """
         self._run(self._core.close())
         await self._finished.wait()
@@ -272,7 +276,8 @@ class LedgerWriter:
         return LedgerEnd(self._core.end.last_entry, self._core.end.length)
 
     async def abandon(self) -> None:
-        """Stops at once: pending entries fail with OutcomeUnknown, and the ledger stays OPEN for a recoverer."""
+        """Stops the writer at once: pending entries fail with OutcomeUnknown, and the ledger stays OPEN until another
+        client recovers it."""
         running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
         for task in running:
             task.cancel()
@@ -288,8 +293,8 @@ class LedgerWriter:
         self._stop_watching()
 
     async def wait_finished(self) -> None:
-        """Waits until the ledger has ended or the handle is poisoned, for any cause; then the caller must call
-        `close`."""
+        """Waits until the ledger has ended or a failure has poisoned the writer, for any reason. The caller must then
+        call `close`."""
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects

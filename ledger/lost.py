@@ -60,8 +60,8 @@ async def read_record(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 async def store_transition(
     store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float
 ) -> AlreadyStored | TransitionRefused:
-    """Makes the transition `decide` of a ledger's record; returns the stored outcome. Raises the metadata's errors:
-    then it is unknown whether the transition happened."""
+    """Makes a transition of a ledger's record: applies `decide` to the stored record and stores the result. Returns the
+    outcome. Raises the metadata's errors: then it is unknown whether the transition happened."""
     path = paths.ledger(ledger_id)
     answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
@@ -87,8 +87,8 @@ Run = tuple[int, int]
 
 
 class LossReport(NamedTuple):
-    """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that did not answer, or
-    whose answer was not certain."""
+    """The entries of a closed ledger that no bookie is known to have: `lost` are certainly lost, `unknown` may still
+    exist. `silent`: the bookies that did not answer, or whose answer was not certain."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -96,8 +96,8 @@ class LossReport(NamedTuple):
 
 
 class LostEntriesSearch:
-    """Finds the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
-    forgotten."""
+    """Searches for the entries of one ledger that are certainly lost. `force`: bookies that do not answer count as
+    forgotten, so that their copies count as lost."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
@@ -136,8 +136,8 @@ class LostEntriesSearch:
 
     # ------------------------------------------------------------------------------ a closed one
     async def find_lost_entries(self) -> LossReport:
-        """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Does not raise if bookies do
-        not answer: they are in `silent`."""
+        """Returns the lost and the unknown entries of the ledger, which must be CLOSED. Raises no error if bookies do
+        not answer: these bookies are in `silent` of the report."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []
@@ -153,8 +153,8 @@ class LostEntriesSearch:
         return LossReport(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
-        """Whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises the
-        metadata's errors."""
+        """Returns whether an entry that could not be read is certainly lost; False if the ledger is not CLOSED. Raises
+        the metadata's errors."""
         if self.record.state != CLOSED:
             return False
         fragment = find_fragment_of_entry(self.record, entry)[0]
@@ -207,15 +207,16 @@ class LostEntriesSearch:
 
     # ------------------------------------------------------------------------------ one that cannot be recovered
     async def is_beyond_recovery(self) -> bool:
-        """Whether the last fragment can never be fenced, because too many of its bookies were forgotten."""
+        """Returns whether the last fragment of the ledger can never be fenced, because operators have forgotten too
+        many of its bookies."""
         bookies = self.record.fragments[-1].bookies
         await self._learn(bookies)
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
         return self.record.state != CLOSED and not striping_of_record(self.record).is_fence_complete(gone)
 
     async def close_ledger(self) -> LedgerRecord:
-        """Closes a ledger that is in recovery (see the module); returns its record. Raises Unavailable if a bookie that
-        does not answer may have more entries, LedgerNotFound."""
+        """Closes a ledger that is IN_RECOVERY (see the module's docstring); returns its record. Raises LedgerNotFound,
+        and Unavailable if a bookie that does not answer may have more entries."""
         await self._learn()
         last_fragment = self.record.fragments[-1]
         known = last_fragment.first_entry - 1

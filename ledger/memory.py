@@ -19,7 +19,8 @@ LOOK_BYTES = 64 << 10
 
 
 class AppendMemory:
-    """The memory for appends of a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
+    """Bounds the memory of the entries that a `LedgerClient` is appending. The entries of one turn of the event loop
+    may exceed the limit."""
 
     __slots__ = ("held", "limit", "waiting")
 
@@ -33,7 +34,7 @@ class AppendMemory:
         return self.held < self.limit
 
     def add_waiter(self, look: Callable[[], None]) -> None:
-        """Calls `look` once, as soon as there is room."""
+        """Registers `look`, which is called once, as soon as there is room for an append."""
         self.waiting.setdefault(look)
 
     def remove_waiter(self, look: Callable[[], None]) -> None:
@@ -45,7 +46,8 @@ class AppendMemory:
             self.notify_waiters()
 
     def notify_waiters(self) -> None:
-        """Calls the waiting callbacks, in order, as long as there is room. Must be called after `held` was reduced."""
+        """Calls the registered callbacks of waiting writers, in order, as long as there is room. Must be called after
+        `held` was reduced."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
             look = next(iter(self.waiting))

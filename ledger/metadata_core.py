@@ -30,7 +30,7 @@ from .writer_core import Striping
 
 
 class TransitionRefusal(enum.Enum):
-    """The reason why a transition may not happen."""
+    """The reason why a transition of a ledger's record is not allowed."""
 
     FENCED = "another client is recovering the ledger"
     ENDED = "the ledger is closed"
@@ -41,19 +41,21 @@ class TransitionRefusal(enum.Enum):
 
 
 class RecordWrite(msgspec.Struct, frozen=True):
-    """Stores `record`, by compare-and-set on the version that was read."""
+    """The outcome of a transition that must be written: `record`, which the caller stores by compare-and-set on the
+    version that was read."""
 
     record: LedgerRecord
 
 
 class AlreadyStored(msgspec.Struct, frozen=True):
-    """The outcome of a transition that has nothing to write: the stored `record` is already it."""
+    """The outcome of a transition that has nothing to write: the stored `record` already is the result of the
+    transition."""
 
     record: LedgerRecord
 
 
 class TransitionRefused(msgspec.Struct, frozen=True):
-    """The transition is not allowed, for this `reason`; the caller must give it up."""
+    """The outcome of a transition that is not allowed, for this `reason`. The caller must give up the transition."""
 
     reason: TransitionRefusal
 
@@ -81,14 +83,14 @@ def striping_of_record(record: LedgerRecord) -> Striping:
 
 @lru_cache(maxsize=64)
 def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
-    """Returns the striping of these three numbers. The result is cached, because most ledgers of a cluster have the
-    same."""
+    """Returns the striping with these three numbers. The result is cached, because most ledgers of a cluster have the
+    same numbers."""
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 
 def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """Returns the fragment of `entry` (the last one that begins at or before `entry`), and the last entry that it may
-    contain (-1: no end)."""
+    """Returns the fragment that contains `entry`, and the last entry that this fragment may contain (-1: no end). It is
+    the last fragment that begins at or before `entry`."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -97,17 +99,19 @@ def find_fragment_of_entry(record: LedgerRecord, entry: int) -> tuple[Fragment, 
 
 def create_record(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """Makes the transition none → OPEN with the record `mine`. Returns None if another process has created a ledger
-    with this id. When a create is retried, the token shows that the existing record is its own (§1.1)."""
+    with this id. When a create is retried, the token in the record shows that the existing record is the caller's own
+    (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return AlreadyStored(current) if current.token == mine.token else None
 
 
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
-    """Makes the transition OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
+    """Makes the transition OPEN → CLOSED of a ledger's record, at the writer's LAC (last add confirmed), never at its
+    LAP (last add pushed) (M18).
 
-    `AlreadyStored` with another end: a recoverer closed it, and its end counts. `TransitionRefused(FENCED)`: a recovery
-    is running.
+    Returns `AlreadyStored` with another end if a recoverer has closed the ledger: that end is the valid one. Returns
+    `TransitionRefused(FENCED)` if a recovery is running.
     """
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
@@ -145,8 +149,8 @@ def change_ensemble(
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
-    """Makes the transition OPEN → IN_RECOVERY. `AlreadyStored` if the record is IN_RECOVERY (the caller joins that
-    recovery) or CLOSED (there is nothing to recover)."""
+    """Makes the transition OPEN → IN_RECOVERY of a ledger's record. Returns `AlreadyStored` if the record is
+    IN_RECOVERY (the caller takes part in that recovery) or CLOSED (nothing needs to be recovered)."""
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -158,11 +162,12 @@ def close_recovered(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
 ) -> Transition:  # fmt: skip
-    """Makes the transition IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery
-    changed in memory (M03).
+    """Makes the transition IN_RECOVERY → CLOSED of a ledger's record, with the recovered end and, only now, with the
+    ensembles that the recovery changed in memory (M03).
 
-    `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). `AlreadyStored`
-    if a concurrent recoverer has closed the ledger: the stored end counts, and not the caller's.
+    `snapshot`: the fragments as they were read when the recovery began; the last of them must still be the last (§1.2).
+    Returns `AlreadyStored` if a concurrent recoverer has closed the ledger: the stored end is the valid one, not the
+    caller's.
     """
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
@@ -180,11 +185,11 @@ def close_recovered(
 
 
 def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
-    """Puts bookie `new` in the place of `old` in one *final* fragment, in any state of the ledger; `new` must have all
-    the copies already.
+    """Puts the bookie `new` in the place of `old` in one *final* fragment of a ledger's record, in any state of the
+    ledger. `new` must already have all the copies.
 
-    Final: the ledger is CLOSED, or the fragment is not the last (M21). `AlreadyStored` if `new` is in the fragment and
-    `old` is not: an earlier write of the caller or of another worker did the same.
+    Final means: the ledger is CLOSED, or the fragment is not the last (M21). Returns `AlreadyStored` if `new` is in the
+    fragment and `old` is not: then an earlier write of the caller or of another worker did the same.
     """
     if current is None:
         return TransitionRefused(TransitionRefusal.DELETED)
@@ -206,7 +211,7 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
 
 
 def check_record(record: LedgerRecord) -> None:
-    """Checks the invariants of a record (docs/design/invariants.md: invariant 2)."""
+    """Checks the invariants of a ledger's record (docs/design/invariants.md: invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"

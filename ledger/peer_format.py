@@ -84,7 +84,7 @@ ADMIN_BYTES_MAX = 64 << 10
 
 
 class Op(enum.IntEnum):
-    """Operations of a peer request; the table above has their frames and answers."""
+    """The operations of a request to a bookie. The table in the module's docstring has their frames and answers."""
 
     ADD = 1
     READ = 2
@@ -97,7 +97,8 @@ class Op(enum.IntEnum):
 
 
 class Flags(enum.IntFlag):
-    """Flags of a request head. FENCE: with READ and READ_LAC. RECOVERY: with ADD and ADD_MANY."""
+    """The flags in the head of a request to a bookie. FENCE is used with READ and READ_LAC, RECOVERY with ADD and
+    ADD_MANY."""
 
     NONE = 0
     FENCE = 1
@@ -118,7 +119,8 @@ _ADD_MANY = int(Op.ADD_MANY)
 
 
 class Status(enum.IntEnum):
-    """Result of a request. Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are votes that an entry does not exist."""
+    """The status in the answer of a bookie. Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are votes that an entry does not
+    exist."""
 
     OK = 0
     NO_SUCH_LEDGER = 1
@@ -136,7 +138,8 @@ STATUS_OF = {int(status): status for status in Status}
 
 
 class RequestHead(NamedTuple):
-    """Head of a request. `count` is entries, `bytes_max` the payload bytes of an answer to READ, `key` 20 bytes.
+    """The head of a request to a bookie. `count` is a number of entries, `bytes_max` bounds the payload bytes of an
+    answer to READ, `key` is the ledger's key of 20 bytes.
 
     Fields that an operation does not use are 0; `ledger` and `entry` are then -1.
     """
@@ -158,7 +161,8 @@ class RequestHead(NamedTuple):
 
 
 class AnswerHead(NamedTuple):
-    """Head of an answer. `lac` is -1 when unknown; `count` is entries, or runs of HELD."""
+    """The head of a bookie's answer. `lac` is the last-add-confirmed, -1 if unknown; `count` is the number of entries,
+    or of runs in an answer to HELD."""
 
     op: Op
     status: Status
@@ -172,7 +176,8 @@ class AnswerHead(NamedTuple):
 
 
 def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
-    """Encodes `RequestHead(Op.ADD, …)` for the hot path: the same bytes as its `encode` at a fifth of the cost."""
+    """Encodes the head of an ADD request for the hot path. Returns the same bytes as `RequestHead(Op.ADD, …)` and its
+    `encode`, at a fifth of the cost."""
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
@@ -188,7 +193,7 @@ def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flag
 
 
 def encode_admin() -> bytes:
-    """Encodes the head of an ADMIN request, whose frame is the JSON."""
+    """Encodes the head of an ADMIN request. The request's only frame is JSON."""
     return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
@@ -197,7 +202,8 @@ def encode_ping() -> bytes:
 
 
 def parse_plain_add(head: bytes) -> tuple[int, int, bytes] | None:
-    """Returns (ledger, entry, key) if the head is that of an ADD without flags, as most requests are; else None."""
+    """Returns (ledger, entry, key) if `head` is the head of an ADD request without flags, as most requests are;
+    otherwise returns None."""
     if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
         return None
     _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
@@ -230,8 +236,9 @@ def decode_answer(head: bytes) -> AnswerHead:
 
 
 def extend_checksum(before: bytes, header: bytes, payload_bytes: int) -> int:
-    """Returns the CRC32C of `before` followed by a stored entry with this header, which must be verified; computed from
-    the header's checksum, without reading the payload."""
+    """Returns the CRC32C of some bytes followed by a stored entry. `before` is the CRC32C of these bytes; the entry has
+    the header `header`, which must be verified. The result is computed from the header's checksum, without reading the
+    payload."""
     known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
     return combine_checksums(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
 
@@ -263,8 +270,8 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """Returns the runs of entries that the bookie has, (first, last), within `first … last`. Raises ValueError if this
-    is not the answer to that request."""
+    """Returns the runs (first, last) of entries that the bookie has within `first … last`. Raises ValueError if
+    `answer` is not the answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:
@@ -299,8 +306,8 @@ Entry = tuple[int, Stored, int]
 
 
 class VerifiedAdds(NamedTuple):
-    """The result of `verify_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are those
-    with OK, in order."""
+    """The result of `verify_adds`: `statuses[i]` is OK or BAD_REQUEST for entry i of the request; `entries` are the
+    entries with status OK, in order."""
 
     statuses: bytearray
     entries: list[Entry]
@@ -309,8 +316,8 @@ class VerifiedAdds(NamedTuple):
 
 
 def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[Buffer]:
-    """Returns the frames of an ADD_MANY. `sealed` has for each entry its header, the frames of its payload, and their
-    size in bytes."""
+    """Returns the frames of an ADD_MANY request. `sealed` has for each entry its header, the frames of its payload, and
+    their size in bytes."""
     rows: list[bytes] = []
     frames: list[Buffer] = [b""]
     run: list[Buffer] = []
@@ -334,8 +341,8 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> VerifiedAdds:
-    """Decodes an ADD_MANY and verifies every entry. Raises ValueError if frames and head do not match. A payload is
-    copied at most once."""
+    """Decodes an ADD_MANY request and verifies every entry. Raises ValueError if the frames do not match the head. A
+    payload is copied at most once."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
@@ -382,8 +389,8 @@ def verify_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: in
 
 
 def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """Returns the entry of an ADD and the LAC in its header; None if anything is invalid. The joined frames are the
-    stored entry."""
+    """Returns the entry of an ADD request, and the last-add-confirmed (LAC) in the entry's header. Returns None if
+    anything is invalid. The joined frames of the request are the stored entry."""
     size = 0
     for frame in frames:
         size += len(frame)
@@ -404,13 +411,14 @@ def verify_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_ma
 
 
 def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """Returns the head and the frames of the answer to a request with this `ledger` and `entry` in its head."""
+    """Returns the head and the frames of the answer to an ADD_MANY request: one status for each entry. `ledger` and
+    `entry` are those in the head of the request."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """Returns the status of each of the `count` entries of an ADD_MANY. Raises ValueError if `answer` does not belong
-    to it."""
+    """Returns the status of each of the `count` entries of an ADD_MANY request. Raises ValueError if `answer` is not
+    the answer to that request."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

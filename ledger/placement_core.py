@@ -51,7 +51,7 @@ UNKNOWN_RACK = ""
 
 
 class RandomSource(Protocol):
-    """The random source of `choose_bookies`; `random.Random` is one."""
+    """The source of random numbers for `choose_bookies`, such as a `random.Random`."""
 
     def random(self) -> float:
         """Returns a number x with 0 ≤ x < 1."""
@@ -59,7 +59,7 @@ class RandomSource(Protocol):
 
 
 class BookieCandidate(msgspec.Struct, frozen=True):
-    """A writable bookie that is not in the ensemble."""
+    """A writable bookie that is not in the ensemble and may be chosen for it."""
 
     bookie: str
     rack: str
@@ -68,8 +68,8 @@ class BookieCandidate(msgspec.Struct, frozen=True):
 
 
 class RackRule(msgspec.Struct, frozen=True):
-    """The rule of racks: how many racks every write set must cover; `enforce`: choose no bookies if that is
-    impossible."""
+    """The rule about racks: the number of racks that every write set must cover. `enforce`: choose no bookies if the
+    rule cannot be kept."""
 
     racks_min: int = 1
     enforce: bool = False
@@ -83,8 +83,8 @@ class PlacementFailure(enum.Enum):
 
 
 class ChosenBookies(msgspec.Struct, frozen=True):
-    """The result of `choose_bookies`: the bookies for the open slots, in slot order. `racks_short`: some write set
-    covers fewer racks than the rule wants."""
+    """The result of `choose_bookies`: the bookies for the open slots, in slot order. `racks_short`: whether some write
+    set covers fewer racks than the rule wants."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
@@ -94,9 +94,10 @@ def choose_bookies(
     candidates: Sequence[BookieCandidate], count: int, *, rng: RandomSource, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> ChosenBookies | PlacementFailure:  # fmt: skip
-    """Chooses `count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
+    """Chooses bookies for the `count` slots of an ensemble that are not in `existing` (slot → rack), the lowest slot
+    first.
 
-    The ensemble has `count` + `existing` slots; without `write_quorum` every entry goes to all of them.
+    The ensemble has `count` + `existing` slots. Without `write_quorum`, every entry is stored at all of them.
     """
     if count == len(candidates) == 1 and not existing:
         return ChosenBookies((candidates[0].bookie,))
@@ -120,7 +121,8 @@ def choose_bookies(
 
 
 def weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> list[BookieCandidate]:
-    """Returns all candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
+    """Returns all candidates in a random order. They are drawn one after the other, with probabilities by their weights
+    (Efraimidis and Spirakis)."""
     weights = candidate_weights(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
     drawn.sort(key=lambda each: each[:2])
@@ -128,7 +130,8 @@ def weighted_order(candidates: Sequence[BookieCandidate], rng: RandomSource) -> 
 
 
 def candidate_weights(candidates: Sequence[BookieCandidate]) -> dict[str, float]:
-    """Returns bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
+    """Returns bookie → weight for all candidates, by their free bytes. Each weight is above 0 and at most
+    WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -219,7 +222,8 @@ class _Trouble(msgspec.Struct):
 
 
 class BookieQuarantine:
-    """The bookies that failed lately, and how often. `now` is in seconds of any clock that does not go back."""
+    """The bookies that failed lately, and how often each of them failed. `now` is in seconds of any clock that does not
+    go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -236,7 +240,7 @@ class BookieQuarantine:
         trouble.failed_at = now
 
     def on_restarted(self, bookie: str, now: float) -> None:
-        """Ends the quarantine of a bookie that has restarted; its earlier failures still count."""
+        """Called when a bookie has restarted: ends the bookie's quarantine. Its earlier failures still count."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
@@ -246,8 +250,8 @@ class BookieQuarantine:
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
     def has_failed_lately(self, bookie: str, now: float) -> bool:
-        """Whether the bookie failed within the last `base_s`, however long its quarantine is: then it counts as down,
-        and may be replaced."""
+        """Returns whether the bookie failed within the last `base_s`, however long its quarantine lasts. Such a bookie
+        counts as down and may be replaced."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
@@ -257,7 +261,8 @@ class BookieQuarantine:
 
 # ------------------------------------------------------------------------------------------ shape
 class ReplicationShortfall(enum.Enum):
-    """What a new ledger may reduce while too few bookies are healthy."""
+    """What a new ledger may reduce while too few bookies are healthy: nothing, the ensemble size, or also the write
+    quorum."""
 
     NOTHING = "nothing: it waits"
     BOOKIES = "bookies: E down to Qw, every entry has all its copies"
@@ -265,8 +270,8 @@ class ReplicationShortfall(enum.Enum):
 
 
 def reduce_striping(wanted: Striping, well: int, shrink: ReplicationShortfall) -> Striping:
-    """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` if there
-    are enough for it, or too few for any that `shrink` allows."""
+    """Returns the largest striping within `wanted` for which `well` healthy bookies suffice. Returns `wanted` itself if
+    the bookies suffice for it, or if they suffice for no striping that `shrink` allows."""
     least = wanted.ensemble_size
     if shrink is not ReplicationShortfall.NOTHING:
         least = wanted.write_quorum if shrink is ReplicationShortfall.BOOKIES else wanted.ack_quorum
@@ -291,7 +296,7 @@ FORGET = 0.25
 
 
 class TroubleKind(enum.Enum):
-    """A kind of fault of a bookie; WEIGHTS has the weight of each."""
+    """The kind of a bookie's fault. WEIGHTS has the weight of each kind."""
 
     FAILED = "failed"
     SLOW = "slow"
@@ -302,7 +307,8 @@ WEIGHTS = {TroubleKind.FAILED: 1.0, TroubleKind.SLOW: 0.5, TroubleKind.DAMAGED: 
 
 
 class BookieHealth:
-    """Weights of recent trouble by bookie. `now` is in seconds of any clock that does not go back."""
+    """The recent faults of bookies, as one weight for each bookie. `now` is in seconds of any clock that does not go
+    back."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -315,12 +321,12 @@ class BookieHealth:
         counts[kind] += 1
 
     def reset_weight(self, bookie: str) -> None:
-        """Drops the weight of a bookie that has restarted; its `counts` stay."""
+        """Drops the weight of a bookie that has restarted. The `counts` of its faults stay."""
         self._weights.pop(bookie, None)
 
     def trouble_weights(self, now: float) -> dict[str, float]:
-        """Returns the weight of each bookie with recent trouble (at least FORGET); the larger, the later it is
-        asked."""
+        """Returns the weight of each bookie with recent faults (at least FORGET). A bookie with a larger weight is
+        asked later."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

@@ -54,7 +54,8 @@ class LedgerEntry(NamedTuple):
 
 
 class LedgerReader:
-    """Reads one ledger; made by `LedgerClient.open` or `recover`. It owns no connection and needs no close."""
+    """Reads the entries of one ledger. Made by `LedgerClient.open` or `recover`. A reader owns no connection and need
+    not be closed."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
@@ -84,23 +85,24 @@ class LedgerReader:
 
     @property
     def last_entry(self) -> int:
-        """Returns the last entry that may be read: the ledger's last entry if `is_closed`, else the largest entry that
-        is known to be confirmed."""
+        """Returns the id of the last entry that may be read: the ledger's last entry if `is_closed`, otherwise the
+        largest entry that is known to be confirmed."""
         if self._confirmed is not None:
             self._bound.advance_lac(self._confirmed())
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """Returns entries in order from `first`, at least one, up to `last` or about `bytes_max`; fewer where a stripe
-        ends.
+        """Returns consecutive entries from `first` on, in order: at least one, up to `last` or about `bytes_max`, and
+        fewer where a stripe ends.
 
-        Raises InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
+        Raises InvalidRequest if the range is not within 0 … last_entry; DataLost, Unavailable.
         """
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """Reads like `read`, with the stored header of each entry: for a worker that writes entries again."""
+        """Reads entries like `read`, and returns them with the stored header of each entry, for a worker that stores
+        the entries at other bookies."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -129,9 +131,11 @@ class LedgerReader:
             return False  # it is not known
 
     async def refresh(self) -> int:
-        """Reads the record and, unless it is CLOSED, the largest LAC that a bookie reports; returns `last_entry`.
+        """Reads the ledger's record again and, unless the ledger is CLOSED, the largest last-add-confirmed (LAC) that a
+        bookie reports. Returns `last_entry`.
 
-        Raises Unavailable when the ledger is not closed and no bookie of the last fragment answers. Never fences.
+        Raises Unavailable if the ledger is not closed and no bookie of the last fragment answers. Never fences the
+        ledger.
         """
         if not self.is_closed:
             await self._learn_record()
@@ -217,7 +221,7 @@ class LedgerReader:
         self.apply_record(await records.read_record(self._metadata, self.ledger_id))
 
     def apply_record(self, record: LedgerRecord) -> None:
-        """Applies a newer record: another ensemble, or the end."""
+        """Makes the reader use a newer record of the ledger, with another ensemble or with the ledger's end."""
         assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
         self._record = record
         self._bound.apply_record(record)

@@ -46,7 +46,8 @@ _CRC = struct.Struct(">I")
 
 
 class StoredCopy(NamedTuple):
-    """A verified entry: id, the LAC in its header, `length` (the ledger's payload bytes up to and with it), payload."""
+    """A verified copy of an entry: its id, the last-add-confirmed (LAC) in its header, `length` (the ledger's payload
+    bytes up to and including this entry), and its payload."""
 
     entry: int
     lac: int
@@ -55,17 +56,17 @@ class StoredCopy(NamedTuple):
 
 
 class VerifiedTail(NamedTuple):
-    """The verified CRC32C `checksum` of the last `size` bytes of a payload, so that these bytes need not be read again.
-    """
+    """The checksum of the end of a payload: `checksum` is the verified CRC32C of its last `size` bytes, so that these
+    bytes need not be read again."""
 
     checksum: int
     size: int
 
 
 class AppendPayload(PendingAdd):
-    """An entry from its append to its outcome: its `frames`, which must never change, and their `size` in bytes.
-    `tail`: the known checksum of the end of a payload in one frame. `header`: that of the stored entry, empty until it
-    is sealed."""
+    """An entry that is being appended, from its append to its outcome: its `frames`, which must never change, and their
+    `size` in bytes. `tail`: the known checksum of the end of a payload that is in one frame. `header`: the header of
+    the stored entry, empty until the entry is sealed."""
 
     __slots__ = ("frames", "header", "size", "tail")
 
@@ -79,8 +80,8 @@ class AppendPayload(PendingAdd):
 def encode_header(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: VerifiedTail | None = None
 ) -> bytes:
-    """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. With a long `tail`
-    its bytes are not read: its checksum is combined."""
+    """Returns the 36-byte header of a stored entry with the payload `frames`, which are not copied. If a long `tail` is
+    given, its bytes are not read again: its known checksum is combined with that of the other bytes."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
@@ -92,8 +93,8 @@ def encode_header(
 
 
 def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
-    """Verifies a stored entry and returns it; None if the bytes are damaged or are another entry: then they count as no
-    answer."""
+    """Verifies the bytes `stored` and returns the entry in them. Returns None if the bytes are damaged or belong to
+    another entry: then they count as no answer."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     found_ledger, found_entry, lac, length, crc = ENTRY_HEADER.unpack_from(stored)
@@ -109,14 +110,14 @@ def verify_entry(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
 
 
 class ReadFailure(enum.Enum):
-    """The reason why a read gave up; LOST is an alarm (see the module's docstring)."""
+    """The reason why a read of entries failed. LOST is an alarm (see the module's docstring)."""
 
     LOST = "every replica is certain that it does not have the entry"
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
 
 class SendReadToBookie(NamedTuple):
-    """Effect: READ `count` entries from `entry`, about `bytes_max`, at `bookie`."""
+    """Effect: send a READ of `count` entries from `entry` on, of about `bytes_max`, to `bookie`."""
 
     bookie: str
     entry: int
@@ -125,36 +126,38 @@ class SendReadToBookie(NamedTuple):
 
 
 class EntriesRead(NamedTuple):
-    """Fact: the bookie answered with these stored entries, to be verified."""
+    """Fact: the bookie answered with these stored entries, which are not verified yet."""
 
     bookie: str
     frames: Sequence[Buffer]
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie is certain that it does not have the first entry asked for."""
+    """Fact: the bookie is certain that it does not have the first requested entry."""
 
     bookie: str
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer, or answered with an error from which it is unknown whether it has the entry."""
+    """Fact: the bookie did not answer the read, or answered with an error that does not say whether the bookie has the
+    entry."""
 
     bookie: str
 
 
 class SpeculationDue(NamedTuple):
-    """Fact: no bookie answered within the time after which another replica is asked as well."""
+    """Fact: no bookie answered within the time after which the read also asks another bookie."""
 
 
 class FinishRead(NamedTuple):
-    """Effect: the read ends with these entries, at least one, in order without a gap from the first."""
+    """Effect: end the read with these entries: at least one, in order, without a gap from the first requested entry."""
 
     entries: list[StoredCopy]
 
 
 class FailRead(NamedTuple):
-    """Effect: the read fails, as no replica sent the first entry; `asked` are the bookies in the order of asking."""
+    """Effect: end the read with a failure, because no bookie sent the first requested entry. `asked` are the bookies,
+    in the order in which they were asked."""
 
     why: ReadFailure
     asked: tuple[str, ...]
@@ -168,8 +171,8 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 
 
 class EntryRangeRead:
-    """The core of one read of entries `first` to `last`, at least one, up to about `bytes_max`. `last` must not exceed
-    the reader's bound."""
+    """The core of one read of the entries `first` to `last`: decides which bookie to ask next. The read returns at
+    least one entry, up to about `bytes_max`. `last` must not exceed the reader's bound."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
@@ -213,11 +216,12 @@ class EntryRangeRead:
 
     @property
     def may_speculate(self) -> bool:
-        """Whether there is another bookie to ask while the others do not answer."""
+        """Returns whether the driver may ask another bookie while the bookies asked so far do not answer."""
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """Handles a fact; returns the next effect, or None if the driver must wait for the open requests."""
+        """Handles a fact. Returns the next effect; None if the driver must wait for the requests that are in
+        progress."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, SpeculationDue):
             if not self._to_ask:
@@ -264,10 +268,11 @@ class EntryRangeRead:
 
 
 class ReadableEntryBound:
-    """The entry up to which a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
+    """The entry up to which a reader may read. The bound never decreases, and is the *end* of the ledger only if the
+    ledger is CLOSED (M22).
 
-    Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
-    "nothing known yet", never "empty".
+    Before the close it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. For an open ledger, -1
+    means "nothing known yet", never "empty".
     """
 
     __slots__ = ("closed", "last_entry")

@@ -53,15 +53,16 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
 class ClosedByOther(Unavailable):
-    """Raised when another recoverer has closed the ledger with another end. That end counts: the caller must recover
-    again."""
+    """Raised when another recoverer has closed the ledger with another end. The other end is the valid one: the caller
+    must recover the ledger again."""
 
 
 class RecoveryResult(NamedTuple):
-    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the change with which the
-    caller must close the ledger (None: it is closed); `record` is the record after that change.
+    """The result of a recovery. `last`: the last entry of the ledger, if this recovery read it. `end`: the change with
+    which the caller must close the ledger (None: the ledger is closed); `record` is the ledger's record after that
+    change.
 
-    The transform of `end` raises EndedElsewhere, or Unavailable if the stored record does not allow the close.
+    The transform of `end` raises ClosedByOther, or Unavailable if the stored record does not allow the close.
     """
 
     record: LedgerRecord

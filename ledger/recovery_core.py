@@ -59,7 +59,8 @@ from .writer_core import AddAcked, AddFailed, PayloadAdd, PendingAdds, SendAdd
 
 
 class EntryVerdict(enum.Enum):
-    """The result of the votes on an entry. UNKNOWN: every slot has answered, and the votes prove nothing."""
+    """The verdict that the votes of bookies give on an entry. UNKNOWN: every slot has answered, and the votes prove
+    nothing."""
 
     WAITING = enum.auto()
     POSITIVE = enum.auto()
@@ -68,7 +69,7 @@ class EntryVerdict(enum.Enum):
 
 
 class EntryVotes:
-    """The votes on one entry. `of`: the slots of its write set."""
+    """The votes of bookies on whether one entry exists. `of`: the slots of the entry's write set."""
 
     __slots__ = ("answered", "found", "missing", "of")
 
@@ -79,15 +80,15 @@ class EntryVotes:
         self.found: StoredCopy | None = None
 
     def verdict(self, misses_for_negative: int) -> EntryVerdict:
-        """Returns the verdict on an entry after LAC0, where `misses_for_negative` certain misses prove that it was
-        never confirmed."""
+        """Returns the verdict on an entry after LAC0, the largest last-add-confirmed that the fenced bookies reported.
+        `misses_for_negative` certain misses prove that the entry was never confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
         return self.judge_confirmed_entry()
 
     def judge_confirmed_entry(self) -> EntryVerdict:
-        """Returns the verdict on an entry up to LAC0, which is certainly stored: misses prove nothing, so it is never
-        NEGATIVE."""
+        """Returns the verdict on an entry up to LAC0, the largest last-add-confirmed that the fenced bookies reported.
+        Such an entry is certainly stored: misses prove nothing, so the verdict is never NEGATIVE."""
         if self.found is not None:
             return EntryVerdict.POSITIVE
         return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING
@@ -101,7 +102,7 @@ Choose = Callable[[Sequence[str]], str | None]
 
 
 class RecoveryState(enum.Enum):
-    """The states of the table in the module docstring; NEW is before `start`."""
+    """The states of a recovery, by the table in the module docstring. NEW is the state before `start`."""
 
     NEW = enum.auto()
     FENCING = enum.auto()
@@ -115,7 +116,7 @@ _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED
 
 
 class RecoveryFailure(enum.Enum):
-    """The reason why recovery gave up. The ledger stays IN_RECOVERY; recovery may be tried again later."""
+    """The reason why a recovery gave up. The ledger stays IN_RECOVERY, and the recovery may be tried again later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
     UNDECIDED = "an entry is neither found nor proven absent: too few bookies could answer"
@@ -147,23 +148,23 @@ class CloseRecovered(NamedTuple):
 
 
 class ReportAbort(NamedTuple):
-    """Effect: report to the caller that recovery gave up, and why; `entry` is the one that could not be decided, -1:
-    none."""
+    """Effect: report to the caller that the recovery gave up, and why. `entry` is the entry that could not be decided;
+    -1: none."""
 
     why: RecoveryFailure
     entry: int
 
 
 class FinishRecovery(NamedTuple):
-    """Effect: the ledger is CLOSED as in `record`, which another recoverer may have written."""
+    """Effect: end the recovery; the ledger is CLOSED with `record`, which another recoverer may have written."""
 
     record: LedgerRecord
 
 
 class Fenced(NamedTuple):
     """Fact: the bookie has durably fenced the ledger. `lac` is -1 if the bookie knows no LAC, or does not have the
-    ledger. `last` is the largest entry that the bookie has; -1: it has none; None: its answer does not say. `last` is a
-    hint; it is not a vote on an entry."""
+    ledger. `last` is the largest entry that the bookie has; -1: it has no entry; None: the bookie's answer does not
+    say. `last` is only a hint and no vote on an entry."""
 
     slot: int
     lac: int
@@ -171,13 +172,14 @@ class Fenced(NamedTuple):
 
 
 class FenceFailed(NamedTuple):
-    """Fact: the bookie did not answer the fence, or answered with an error: its slot stays unknown."""
+    """Fact: the bookie did not answer the fence, or answered with an error. It stays unknown whether its slot is
+    fenced."""
 
     slot: int
 
 
 class EntryFound(NamedTuple):
-    """Fact: the bookie sent an undamaged copy of the entry that was asked for: a positive vote."""
+    """Fact: the bookie sent an undamaged copy of the requested entry. This is a positive vote."""
 
     entry: int
     slot: int
@@ -185,15 +187,16 @@ class EntryFound(NamedTuple):
 
 
 class EntryMissing(NamedTuple):
-    """Fact: the bookie has fenced the ledger and is certain that it does not have the entry (NO_SUCH_ENTRY,
-    NO_SUCH_LEDGER): a negative vote."""
+    """Fact: the bookie has fenced the ledger and is certain that it does not have the requested entry (NO_SUCH_ENTRY,
+    NO_SUCH_LEDGER). This is a negative vote."""
 
     entry: int
     slot: int
 
 
 class ReadFailed(NamedTuple):
-    """Fact: the bookie did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. Not a vote."""
+    """Fact: the bookie did not answer the read, sent damaged bytes, or answered UNKNOWN or an error. This is no
+    vote."""
 
     entry: int
     slot: int
@@ -216,8 +219,8 @@ Effect = SendFence | SendRead | SendAdd[PayloadAdd[StoredCopy]] | CloseRecovered
 
 
 class Recovery:
-    """The core of one recovery attempt. `choose` returns replacements for bookies that fail during write-back; at most
-    `batch` entries are read or written back at a time."""
+    """The core of one attempt to recover a ledger. `choose` returns replacements for bookies that fail while entries
+    are written back; at most `batch` entries are read or written back at a time."""
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"

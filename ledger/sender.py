@@ -56,7 +56,7 @@ LATE_MAX = 64
 
 
 class AppendWithFuture(AppendPayload):
-    """A payload whose outcome completes a future."""
+    """An entry that is being appended; its outcome becomes the result of a future."""
 
     __slots__ = ("future",)
 
@@ -96,8 +96,8 @@ class SentAddRequest(InProcessRequest):
         self.tries = tries
 
     def release(self) -> None:
-        """Releases the memory of the request. Must be called exactly once: when the request has an answer, or when it
-        is certain that none will arrive."""
+        """Releases the memory that the request occupies. Must be called exactly once: when the request has an answer,
+        or when it is certain that no answer will arrive."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -138,8 +138,8 @@ class SentAddRequest(InProcessRequest):
 
 
 class LateBookieAnswer(NamedTuple):
-    """An answer to adds that arrived later than `late_s`. The bookie has stored the entries `first_entry` to
-    `last_entry` that it was sent. Times are on the monotonic clock."""
+    """An answer to adds that arrived later than `late_s`: the bookie has stored the entries `first_entry` to
+    `last_entry`. Times are on the monotonic clock."""
 
     bookie: str
     first_entry: int
@@ -160,7 +160,7 @@ class _Busy:
 
 
 class AddSender:
-    """Sends the adds of one ledger and passes the answers to `receive` (see the module's docstring)."""
+    """Sends the adds of one ledger to bookies and passes the answers to `receive` (see the module's docstring)."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
@@ -188,7 +188,7 @@ class AddSender:
         self._closed = False
 
     def send(self, add: AppendPayload, lac: int) -> None:
-        """Queues a new entry for each bookie in `add.sent`, with `lac` in its header."""
+        """Queues a new entry for each bookie in `add.sent`, with the last-add-confirmed `lac` in its header."""
         waiting = self._waiting
         add.header = encode_header(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it is sent to those that replace them
@@ -204,15 +204,15 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_to_replacement(self, effect: SendAdd[AppendPayload]) -> None:
-        """Queues an entry for the bookie that replaces one that failed."""
+        """Queues an entry for the bookie that replaces a failed bookie."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """Stops sending, because the ledger has ended: nothing is sent or repeated any more, as its entries may be
-        appended to another ledger."""
+        """Stops sending, because the ledger has ended. No entry is sent or sent again afterwards, because the entries
+        may be appended to another ledger."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -257,8 +257,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def handle_entry_statuses(self, sent: SentAddRequest, statuses: list[Status]) -> None:
-        """Handles an answer by the status of each entry: first those that were stored, then errors, then BUSY: these
-        are sent again."""
+        """Handles an answer that has a status for each entry: first the entries that were stored, then those with
+        errors, then those with BUSY, which are sent again."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[AppendPayload]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -305,7 +305,7 @@ class AddSender:
             busy.requests.append((SentAddRequest(self, place, adds, size, 1, None, tries, sent_s), head, frames))
 
     def record_answer_if_late(self, sent: SentAddRequest, stored: Sequence[AppendPayload]) -> None:
-        """Notes the answer to a request, by which the bookie has stored these adds, if it comes late."""
+        """Records that the bookie has stored these adds, if its answer to the request came later than `late_s`."""
         now_s = self._bookies.now()
         if now_s - sent.sent_s > self.late_s:
             if self.late is None:
@@ -313,7 +313,7 @@ class AddSender:
             self.late.append(LateBookieAnswer(sent.place[1], stored[0].entry, stored[-1].entry, sent.sent_s, now_s))
 
     def on_bookie_room(self, place: _Place) -> None:
-        """Called when a bookie has stored something: repeats the requests that it refused as BUSY soon."""
+        """Called when a bookie has stored an entry: soon repeats the requests that the bookie refused with BUSY."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True

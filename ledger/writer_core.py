@@ -81,8 +81,8 @@ from ..proto.errors import InvalidConfiguration
 
 
 class Striping:
-    """The ensemble size and the quorums of a ledger. Immutable. Raises InvalidConfiguration unless E >= Qw >= Qa >=
-    1."""
+    """The ensemble size E, the write quorum Qw and the ack quorum Qa of a ledger. Immutable. Raises
+    InvalidConfiguration unless E >= Qw >= Qa >= 1."""
 
     __slots__ = ("ack_quorum", "ensemble_size", "write_quorum", "write_sets")
 
@@ -104,27 +104,27 @@ class Striping:
         return self.write_sets[entry % self.ensemble_size]
 
     def is_fence_complete(self, unknown: Collection[int]) -> bool:
-        """Whether the fence is complete: no add can be acknowledged any more, although the bookies of the slots in
-        `unknown` have not answered the fence (§1.7)."""
+        """Returns whether the fence of the ledger is complete: no add can be acknowledged any more, even if the bookies
+        of the slots `unknown` did not get the fence (§1.7)."""
         return all(
             sum(slot in unknown for slot in write_set) < self.ack_quorum for write_set in self.write_sets
         )
 
     def is_writable(self, failed: Collection[int]) -> bool:
-        """Whether every write set has at least Qa slots that are not in `failed`."""
+        """Returns whether every write set has at least Qa slots (the ack quorum) that are not in `failed`."""
         return all(
             sum(slot not in failed for slot in write_set) >= self.ack_quorum for write_set in self.write_sets
         )
 
     @property
     def misses_proving_absence(self) -> int:
-        """The number of definite misses that prove that an entry was never acknowledged: fewer than Qa slots are left
-        (§1.8)."""
+        """Returns how many bookies must certainly lack an entry to prove that it was never acknowledged: fewer than Qa
+        slots are then left (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """Returns how many consecutive entries from `entry` on are stored at `slot`; 0 if the first is not; 1 << 62 if
-        E = Qw."""
+        """Returns how many consecutive entries, from `entry` on, are stored at `slot`; 0 if `entry` itself is not. If E
+        = Qw, returns 1 << 62, because every slot stores all entries."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0
@@ -138,10 +138,12 @@ P = TypeVar("P")
 
 
 class PendingAdd:
-    """An entry in flight, made by the driver. Its fields are set when it is added to a ledger; it may be added to
-    another ledger after the first has ended. `length` is the ledger's payload bytes up to and including this entry.
+    """An entry that is being added and is not confirmed, made by the driver. Its fields are set when it is added to a
+    ledger; it may be added to another ledger after the first has ended. `length` is the ledger's payload bytes up to
+    and including this entry.
 
-    `acks` are the slots whose bookies have synced the entry; `sent` is slot → bookie to which the entry was sent.
+    `acks` are the slots whose bookies have synced the entry; `sent` maps each slot to the bookie to which the entry was
+    sent.
     """
 
     __slots__ = ("acks", "entry", "length", "sent")
@@ -164,7 +166,8 @@ class PayloadAdd(PendingAdd, Generic[P]):
 
 
 class SendAdd(NamedTuple, Generic[A]):
-    """Effect: send the entry to `bookie`, which is in `slot`, with `lac` in its header."""
+    """Effect: send the entry to `bookie`, which is in `slot` of the ensemble, with the last-add-confirmed `lac` in its
+    header."""
 
     add: A
     slot: int
@@ -173,7 +176,7 @@ class SendAdd(NamedTuple, Generic[A]):
 
 
 class AddAcked(NamedTuple):
-    """Fact: the bookie has synced the entry."""
+    """Fact: the bookie in this slot has synced the entry."""
 
     entry: int
     slot: int
@@ -181,7 +184,7 @@ class AddAcked(NamedTuple):
 
 
 class AddsAcked(NamedTuple):
-    """Fact: the bookie has synced these entries; equivalent to an `AddAcked` for each of them."""
+    """Fact: the bookie has synced these entries. Equivalent to an `AddAcked` for each of them."""
 
     entries: Sequence[int]
     slot: int
@@ -189,8 +192,8 @@ class AddsAcked(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """Fact: the bookie did not answer the add in time or answered with an error, the connection broke, or the bookie
-    has another uuid."""
+    """Fact: an add failed at a bookie: the bookie did not answer in time, answered with an error, or has another uuid,
+    or the connection broke."""
 
     entry: int
     slot: int
@@ -198,10 +201,11 @@ class AddFailed(NamedTuple):
 
 
 class PendingAdds(Generic[A]):
-    """The entries of one ledger that are sent and not confirmed, in order.
+    """The entries of one ledger that were sent to bookies and are not confirmed, in order.
 
-    `lac` and `lap` are entry ids, -1: none. `length` is in payload bytes up to LAP, `length_confirmed` up to LAC.
-    `failed` has the slots whose bookie failed and was not replaced; new entries are not sent to them.
+    `lac` (last add confirmed) and `lap` (last add pushed) are entry ids, -1: none. `length` is the ledger's payload
+    bytes up to LAP, `length_confirmed` those up to LAC. `failed` has the slots whose bookie failed and was not
+    replaced; new entries are not sent to these slots.
     """
 
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
@@ -218,8 +222,8 @@ class PendingAdds(Generic[A]):
         return len(self._adds)
 
     def add(self, add: A, size: int) -> None:
-        """Adds the next entry, of `size` payload bytes, and sets its fields; `sent` gets the slots of the write set
-        whose bookie has not failed."""
+        """Adds the next entry, of `size` payload bytes, and sets the entry's fields. `sent` gets those slots of the
+        write set whose bookie has not failed."""
         entry = add.entry = self.lap = self.lap + 1
         add.length = self.length = self.length + size
         self._adds[entry] = add
@@ -230,16 +234,16 @@ class PendingAdds(Generic[A]):
                 add.sent[slot] = ensemble[slot]
 
     def add_with_sends(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Adds the next entry like `add`; returns the effects that send it, one for each slot."""
+        """Adds the next entry, like `add`. Returns the effects that send the entry to bookies, one for each slot."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[A]:
-        """Counts the ack; returns the entries that it confirms, in order."""
+        """Counts an ack of one entry. Returns the entries that this ack confirms, in order."""
         return self.count_acks(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
     def count_acks(self, fact: AddsAcked) -> list[A]:
-        """Counts all the acks, then returns the entries that they confirm together, in order."""
+        """Counts the acks of several entries. Returns the entries that these acks confirm, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
             return []
@@ -251,8 +255,8 @@ class PendingAdds(Generic[A]):
         return self.take_confirmed()
 
     def count_acks_of_adds(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """Counts an ack of `adds`, which must have been added here, like `count_acks`; adds that are confirmed already
-        do not matter. Returns those that are confirmed now, in order."""
+        """Counts an ack by `bookie` in `slot` for each of `adds`, like `count_acks`. The adds must have been added to
+        this object; adds that are confirmed already do no harm. Returns the adds that are confirmed now, in order."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:
@@ -260,7 +264,7 @@ class PendingAdds(Generic[A]):
         return self.take_confirmed()
 
     def take_confirmed(self) -> list[A]:
-        """Removes and returns, in order, the entries at the head that have Qa acks; none while `frozen`."""
+        """Removes and returns, in order, the first entries that have the ack quorum Qa; no entry while `frozen`."""
         confirmed: list[A] = []
         if self.frozen:
             return confirmed
@@ -272,8 +276,8 @@ class PendingAdds(Generic[A]):
         return confirmed
 
     def replace_ensemble(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
-        """Installs another ensemble: drops acks of replaced bookies and returns what to send to the new ones. The
-        caller must call `take_confirmed` afterwards."""
+        """Installs another ensemble: drops the acks of replaced bookies, and returns the effects that send entries to
+        the new bookies. The caller must call `take_confirmed` afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble = tuple(ensemble)
@@ -288,14 +292,15 @@ class PendingAdds(Generic[A]):
         return sends
 
     def mark_failed(self, slot: int, bookie: str) -> bool:
-        """Marks the bookie of `slot` as failed; returns False if another bookie is in that slot."""
+        """Marks the bookie in `slot` as failed. Returns False, and marks nothing, if another bookie is in that slot."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
         return True
 
     def is_unconfirmable(self, entry: int) -> bool:
-        """Whether a pending entry cannot reach Qa acks: too many slots of its write set failed without an ack."""
+        """Returns whether a pending entry cannot reach the ack quorum Qa: too many slots of its write set failed
+        without an ack."""
         add = self._adds[entry]
         possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.write_set(entry))
         return possible < self._ack_quorum
@@ -310,11 +315,11 @@ class PendingAdds(Generic[A]):
 
     @property
     def can_confirm(self) -> bool:
-        """Whether any entry can still get Qa acks: no write set has lost too many slots."""
+        """Returns whether any entry can still reach the ack quorum Qa: no write set has lost too many slots."""
         return not self.failed or self.striping.is_writable(self.failed)
 
     def take_all(self) -> list[A]:
-        """Removes and returns every pending entry, in order. The caller must decide their outcome."""
+        """Removes and returns all pending entries, in order. The caller must decide the outcome of each."""
         adds = list(self._adds.values())
         self._adds.clear()
         return adds
@@ -340,7 +345,7 @@ class PendingAdds(Generic[A]):
 
 
 class WriterState(enum.Enum):
-    """The states of the table in the module docstring."""
+    """The states of a ledger's writer, by the table in the module docstring."""
 
     OPEN = enum.auto()
     CHANGING = enum.auto()
@@ -357,7 +362,7 @@ _ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
 class EntryOutcome(enum.Enum):
-    """The outcome of an unconfirmed entry, and the reason why a writer accepts no more appends."""
+    """The outcome of an entry that was not confirmed; also the reason why a writer accepts no more appends."""
 
     NOT_STORED = "the ledger was closed before this entry"
     FENCED = "another client is recovering or has closed the ledger"
@@ -366,25 +371,25 @@ class EntryOutcome(enum.Enum):
 
 
 class AddRefused(NamedTuple):
-    """Fact: a bookie answered FENCED or UNAUTHORIZED. This never changes the ensemble."""
+    """Fact: a bookie answered an add with FENCED or UNAUTHORIZED. Such an answer never changes the ensemble."""
 
     why: EntryOutcome
 
 
 class QuorumTimedOut(NamedTuple):
-    """Fact: the pending entry `entry` was the first one for longer than the driver allows."""
+    """Fact: the pending entry `entry` was the oldest unconfirmed entry for longer than the driver allows."""
 
     entry: int
 
 
 class EnsembleChanged(NamedTuple):
-    """Fact: the stored record has a last fragment from the requested entry on, with these bookies."""
+    """Fact: the stored record has a last fragment that begins at the requested entry and has these bookies."""
 
     ensemble: tuple[str, ...]
 
 
 class NoReplacement(NamedTuple):
-    """Fact: no failed bookie can be replaced; certainly nothing was written."""
+    """Fact: no replacement for any failed bookie was found; certainly nothing was written."""
 
 
 class EnsembleRefused(NamedTuple):
@@ -393,22 +398,22 @@ class EnsembleRefused(NamedTuple):
 
 
 class EnsembleUnknown(NamedTuple):
-    """Fact: the metadata did not answer in time whether the new ensemble is written."""
+    """Fact: the metadata did not answer in time, so that it is unknown whether the new ensemble is written."""
 
 
 class LedgerEnded(NamedTuple):
-    """Fact: the stored record is CLOSED, by this writer or another client."""
+    """Fact: the stored record of the ledger is CLOSED; this writer or another client has closed it."""
 
     last_entry: int
     length: int
 
 
 class EndRefused(NamedTuple):
-    """Fact: the record cannot be closed by the writer: it is IN_RECOVERY, or does not exist."""
+    """Fact: the writer cannot close the ledger, because its record is IN_RECOVERY or does not exist."""
 
 
 class EndUnknown(NamedTuple):
-    """Fact: the metadata did not answer; the ledger may be closed or not."""
+    """Fact: the metadata did not answer, so that it is unknown whether the ledger is closed."""
 
 
 ChangeFact = EnsembleChanged | NoReplacement | EnsembleRefused | EnsembleUnknown
@@ -418,13 +423,15 @@ Fact = (
 
 
 class ConfirmEntries(NamedTuple, Generic[A]):
-    """Effect: report to the owner that the entry is stored. Entries are reported in order, each of them once."""
+    """Effect: report to the ledger's owner that an entry is stored. Entries are reported in order, each of them
+    once."""
 
     add: A
 
 
 class FailEntries(NamedTuple, Generic[A]):
-    """Effect: report to the owner that the entry was not confirmed, and why. In entry order, each once."""
+    """Effect: report to the ledger's owner that an entry was not confirmed, and why. Entries are reported in order,
+    each of them once."""
 
     add: A
     why: EntryOutcome
@@ -454,11 +461,11 @@ Effect = SendAdd[A] | ConfirmEntries[A] | FailEntries[A] | ChangeEnsemble | Clos
 
 
 class Writer(Generic[A]):
-    """The core of the writer of one ledger. Intents (`append`, `close`, `abandon`) and facts (`receive`) return
+    """The core of the writer of one ledger. The intents (`append`, `close`, `abandon`) and the facts (`receive`) return
     effects.
 
-    `adds` are the pending entries, `why` the cause of being poisoned, `end` the stored end once CLOSED. At most
-    `changes_max` ensemble changes.
+    `adds` are the pending entries, `why` the reason why the writer is poisoned, `end` the stored end of the ledger once
+    it is CLOSED. The writer makes at most `changes_max` ensemble changes.
     """
 
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
@@ -474,8 +481,8 @@ class Writer(Generic[A]):
 
     # ------------------------------------------------------------------------------ intents
     def append(self, add: A, size: int) -> list[SendAdd[A]]:
-        """Adds the next entry, of `size` payload bytes; returns the effects that send it. `accepts_appends` must be
-        true."""
+        """Adds the next entry, of `size` payload bytes. Returns the effects that send the entry to bookies.
+        `accepts_appends` must be true."""
         assert self.state is WriterState.OPEN or self.accepts_appends, "only an open writer appends"
         return self.adds.add_with_sends(add, size)
 
@@ -484,7 +491,8 @@ class Writer(Generic[A]):
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[A]]:
-        """Ends the ledger after the entries that can still be confirmed. If it is POISONED, asks again for its end."""
+        """Closes the ledger after all entries that can still be confirmed. If the writer is POISONED, asks the metadata
+        again for the ledger's end."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -492,7 +500,8 @@ class Writer(Generic[A]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[A]]:
-        """Stops the writer: pending entries end UNKNOWN, and the ledger stays OPEN for a recoverer."""
+        """Stops the writer at once: pending entries end with the outcome UNKNOWN, and the ledger stays OPEN until
+        another client recovers it."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(EntryOutcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts

@@ -24,9 +24,8 @@ JUTE_MAXBUFFER = (1 << 20) - 1
 
 
 class ZookeeperAccess(NamedTuple):
-    """The TLS files and credentials with which a process connects to ZooKeeper. With them, only that identity can
-    access the nodes that it creates.
-    """
+    """The TLS files and the credentials with which a process connects to ZooKeeper. If credentials are set, only this
+    identity can access the nodes that the process creates."""
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
@@ -59,7 +58,8 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """Returns the address in `text`. Raises ValueError, whose text describes the mistake."""
+    """Parses the text of a metadata address and returns the address. Raises ValueError, whose text describes the
+    mistake."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

@@ -29,7 +29,7 @@ from .tree_core import Commit
 
 
 class BackupContents(NamedTuple):
-    """The contents of a copy that bookies can compare with their own data."""
+    """Those contents of a backup of the metadata that bookies can compare with their own data."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -38,9 +38,8 @@ class BackupContents(NamedTuple):
 
 
 def inspect_backup(path: str) -> BackupContents:
-    """Returns the contents of the copy at `path`, which is neither changed nor locked. Raises NotFound, DataLost,
-    InvalidConfiguration or Busy.
-    """
+    """Returns the contents of the backup at `path`. Neither changes nor locks the file. Raises NotFound, DataLost,
+    InvalidConfiguration or Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -74,9 +73,8 @@ def _next_id(tree: MetadataTree) -> int:
 
 
 def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
-    """Replaces the file `target` by the copy `backup`. Returns the name to which the replaced file was renamed, "" if
-    there was none. Raises Busy if the service runs.
-    """
+    """Replaces the metadata file `target` by the copy `backup`. Returns the name to which the old file was renamed, ""
+    if there was none. Raises Busy if the metadata service is running."""
     check_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -96,7 +94,7 @@ def restore_backup(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_stopped(target: str) -> None:
-    """Raises Busy if the metadata service has the file open."""
+    """Raises Busy if a running metadata service has the file `target` open."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -139,7 +137,7 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove_store_files(path: str) -> None:
-    """Removes the file, its write-ahead log and its note, as far as they exist."""
+    """Removes the metadata file, its write-ahead log and its file with the answered revision, as far as they exist."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

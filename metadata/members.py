@@ -45,9 +45,8 @@ OpenSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Members:
-    """The table of the cluster's members. This process's peer server uses it as its gate
-    (`runtime.peer.keys.PeerGate`).
-    """
+    """The table of the cluster's members and their public keys. The peer server of this process uses it to decide which
+    callers it admits (`runtime.peer.keys.PeerGate`)."""
 
     def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
         self.keys = world.network.new_keys()
@@ -65,9 +64,8 @@ class Members:
 
     @classmethod
     async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
-        """Starts the table; returns when this process's key is written and the keys of the other members are read.
-        Raises what the first session raises.
-        """
+        """Starts the table. Returns it when this process's key is written and the keys of the other members are read.
+        Raises the errors of the first metadata session."""
         members = cls(world, open_session, role, name)
         try:
             await members._open_keyed()
@@ -78,9 +76,8 @@ class Members:
         return members
 
     def with_keys(self, world: World) -> World:
-        """Returns `world` with a network whose peer connections use these keys. The certificates of a member network
-        are kept.
-        """
+        """Returns a copy of `world` whose network uses these keys for connections to peers. The certificates of a
+        member network are kept."""
         network = world.network
         if not isinstance(network, MemberNetwork):
             network = MemberNetwork(network, OPEN, NOTHING)
@@ -99,9 +96,8 @@ class Members:
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Returns whether the key is a member's. Raises Unavailable if the key is not among the known ones and the
-        metadata does not answer.
-        """
+        """Returns whether the key belongs to a member. Raises Unavailable if the key is not among the known ones and
+        the metadata does not answer."""
         if key not in self._known:
             try:
                 await self._list_again()
@@ -228,7 +224,7 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Leaves the cluster: this process's key is deleted with its session."""
+        """Leaves the cluster: ends the metadata session, with which this process's key is deleted."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

@@ -40,8 +40,8 @@ CLUSTER_FORMAT = 2
 
 
 class Feature(enum.Enum):
-    """A feature that only processes of a certain cluster format understand. The value is that format, and a description
-    of the feature."""
+    """A feature that only processes of a certain cluster format understand. The value of a member is that format, and a
+    description of the feature."""
 
     RECORD_OF_PATH = (2, "records with the path in their checksum (version 2)")
     SKIPPED_LOSSES = (2, "TopicRecord.lost, which an older broker drops when it writes the record")
@@ -56,21 +56,23 @@ class _Written:
 
 
 def may_write_feature(feature: Feature) -> bool:
-    """Whether this process writes what older ones do not understand: not before `magnetar cluster finish-upgrade`."""
+    """Returns whether this process may write data that uses the feature, which older processes do not understand. False
+    before `magnetar cluster finish-upgrade`."""
     return _Written.format >= feature.value[0]
 
 
 def written_format() -> int:
-    """Returns the format of the cluster that this process writes."""
+    """Returns the cluster format in which this process writes its data."""
     return _Written.format
 
 
 def set_written_format(found: int) -> None:
-    """Sets the format that this process writes to that of its cluster; the first call counts, of the process's first
-    session. Raises NewerFormat if it is later than this Magnetar's.
+    """Sets the format in which this process writes to the format of its cluster. Only the first call in the process has
+    an effect, that of its first session. Raises NewerFormat if the cluster's format is later than this Magnetar's.
 
-    A process that runs when the format is raised goes on writing the one before until its next start: all others read
-    both, and a value that it compares with one that it wrote is never of another version.
+    If the cluster's format is raised while a process runs, the process continues to write the old format until its next
+    start: all other processes read both formats, and a value that the process compares with a value that it wrote is
+    never of another version.
     """
     if found > CLUSTER_FORMAT:
         text = f"the cluster has format {found}; Magnetar {PRODUCT} reads up to {CLUSTER_FORMAT}: upgrade this process"
@@ -80,9 +82,10 @@ def set_written_format(found: int) -> None:
 
 
 class DamagedRecord(DataLost, ValueError):
-    """Raised when the bytes of a metadata node are not the record that its path requires. (On the wire: DataLost.)
+    """Raised when the bytes of a metadata node are not a record of the class that its path requires. (On the wire:
+    DataLost.)
 
-    Its `str` says what is wrong; its message, which callers get, also says what to do.
+    `str` of the error says what is wrong; its message, which callers get, also says what to do.
     """
 
     def __init__(self, what: str) -> None:
@@ -94,7 +97,7 @@ class DamagedRecord(DataLost, ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A value of the tree. `_KINDS` numbers the classes."""
+    """The base class of all records that are stored as values of metadata nodes. `_KINDS` numbers the classes."""
 
     kind: ClassVar[int] = 0
 
@@ -103,7 +106,7 @@ R = TypeVar("R", bound=Record)
 
 
 class ClusterRecord(Record, frozen=True, kw_only=True):
-    """The identity of the cluster."""
+    """The metadata record with the identity of the cluster."""
 
     kind = 1
     instance: str  # random, made with the cluster; bookies' cookies repeat it
@@ -111,7 +114,7 @@ class ClusterRecord(Record, frozen=True, kw_only=True):
 
 
 class CounterRecord(Record, frozen=True, kw_only=True):
-    """The next free id; those below it are allocated."""
+    """The metadata record of a counter: the next free id. All smaller ids are allocated."""
 
     kind = 2
     next: int
@@ -123,14 +126,16 @@ CLOSED = "closed"
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
-    """The entries of a ledger from `first_entry` on, up to the next fragment, and their ensemble."""
+    """A fragment of a ledger: the entries from `first_entry` on, up to the next fragment, and the ensemble of bookies
+    that store them."""
 
     first_entry: int
     bookies: tuple[str, ...]  # uuids; slot i is bookies[i]
 
 
 class LedgerRecord(Record, frozen=True, kw_only=True):
-    """Ledger metadata (ledger protocol §1.1). `last_entry` and `length` count only when CLOSED."""
+    """The metadata record of a ledger (ledger protocol §1.1). `last_entry` and `length` are valid only if the ledger is
+    CLOSED."""
 
     kind = 3
     ledger_id: int
@@ -153,7 +158,8 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
-    """The ledgers of a page of ids that their owners deleted (ledger/client.py)."""
+    """The metadata record of deleted ledgers: those ids of one page of ledger ids whose owners deleted the ledgers
+    (ledger/client.py)."""
 
     kind = 29
     page: int
@@ -161,7 +167,7 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """The record of a bookie's directory in the cluster; a directory older than the record was rolled back
+    """The metadata record of a bookie's data directory. A directory that is older than this record was rolled back
     (bookie/store/identity.py)."""
 
     kind = 4
@@ -174,7 +180,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
-    """The registration of a running bookie."""
+    """The metadata record that registers a running bookie."""
 
     kind = 5
     bookie: str
@@ -192,14 +198,14 @@ class BookieRecord(Record, frozen=True, kw_only=True):
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
-    """The racks of bookies that an operator assigned."""
+    """The metadata record of the racks that an operator assigned to bookies."""
 
     kind = 14
     racks: dict[str, str] = {}  # bookie's uuid → rack; overrides the one it registered with
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """The registration of a running broker."""
+    """The metadata record that registers a running broker."""
 
     kind = 6
     name: str
@@ -216,7 +222,8 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
 
 
 class DrainRecord(Record, frozen=True, kw_only=True):
-    """An operator's order that a broker drains. It outlives the broker's process."""
+    """The metadata record of an operator's order that a broker gives all its topics to other brokers (drain). The
+    record outlives the broker's process."""
 
     kind = 30
     broker: str
@@ -225,7 +232,8 @@ class DrainRecord(Record, frozen=True, kw_only=True):
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):
-    """The broker that serves a bundle, or that is assigned to take it."""
+    """The metadata record of a bundle's owner: the broker that serves the bundle, or that is assigned to take it
+    over."""
 
     kind = 7
     broker: str
@@ -234,7 +242,7 @@ class OwnerRecord(Record, frozen=True, kw_only=True):
 
 
 class TenantRecord(Record, frozen=True, kw_only=True):
-    """A tenant and its admin roles."""
+    """The metadata record of a tenant: its admin roles and other settings."""
 
     kind = 8
     admin_roles: tuple[str, ...] = ()
@@ -242,7 +250,8 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """The record of a namespace: how its topics are made and distributed. Its policies are in a PoliciesRecord."""
+    """The metadata record of a namespace: how its topics are made and distributed among brokers. The policies of the
+    namespace are in a PoliciesRecord."""
 
     kind = 9
     bundles: int = 4
@@ -252,8 +261,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """The policies that a namespace or a topic sets itself (proto/policies.py), and the notes of its users; or the
-    policies that override the settings of all brokers."""
+    """The metadata record of policies: those that a namespace or a topic sets itself (proto/policies.py), with the
+    notes of its users; or those that override the settings of all brokers."""
 
     kind = 60
     policies: Policies = Policies()
@@ -261,7 +270,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):
-    """The permissions of roles in a namespace (broker/access/table_core.py)."""
+    """The metadata record of the permissions that roles have in a namespace (broker/access/table_core.py)."""
 
     kind = 61
     roles: dict[str, tuple[str, ...]] = {}  # role → actions
@@ -271,7 +280,7 @@ class GrantsRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a topic's schema."""
+    """One version of a topic's schema, in the list of all versions."""
 
     version: int
     fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
@@ -281,7 +290,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaListRecord(Record, frozen=True, kw_only=True):
-    """The versions of a topic's schema, in order. A version number is used only once."""
+    """The metadata record of all versions of a topic's schema, in order. A version number is used only once."""
 
     kind = 64
     next: int = 0
@@ -289,7 +298,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaRecord(Record, frozen=True, kw_only=True):
-    """The definition of one version of a schema, which never changes."""
+    """The metadata record of the definition of one version of a schema, which never changes."""
 
     kind = 65
     type: int  # proto/schema.py `SchemaType`
@@ -299,7 +308,8 @@ class SchemaRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
-    """A partitioned topic. `created_ms` is its incarnation; 0 if an older version of this software made it."""
+    """The metadata record of a partitioned topic. `created_ms` is the topic's incarnation; 0 if an older version of
+    this software made the topic."""
 
     kind = 10
     partitions: int
@@ -307,7 +317,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a topic's list of ledgers."""
+    """One ledger in a topic's list of ledgers."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -319,8 +329,8 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a topic's deduplication state is: the last snapshot in `ledger_id`; without that ledger, the log after the
-    mark."""
+    """The place where a topic's deduplication state is stored: the last snapshot in the ledger `ledger_id`; without
+    that ledger, the state follows from the topic's log after the mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -328,8 +338,8 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a topic's outcomes of transactions are: the last snapshot in `ledger_id`; without that ledger, the log
-    after the mark."""
+    """The place where the outcomes of a topic's transactions are stored: the last snapshot in the ledger `ledger_id`;
+    without that ledger, the outcomes follow from the topic's log after the mark."""
 
     mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
     mark_entry: int
@@ -337,7 +347,8 @@ class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """The compacted form of a topic, up to and including its horizon (broker/log/compaction.py)."""
+    """The compacted form of a topic, up to and including its horizon: the ledger that contains it, and its counts
+    (broker/log/compaction.py)."""
 
     ledger_id: int
     horizon_ledger: int
@@ -350,7 +361,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of a topic that every replica lost, and that an operator made readers skip
+    """A range of entries of a topic that every replica has lost, and that an operator made readers skip
     (broker/log/managed_ledger.py)."""
 
     ledger_id: int
@@ -363,7 +374,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicRecord(Record, frozen=True, kw_only=True):
-    """A topic, or one partition: the list of its ledgers."""
+    """The metadata record of a topic, or of one partition: the list of its ledgers."""
 
     kind = 11
     ledgers: tuple[TopicLedger, ...] = ()
@@ -380,7 +391,8 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with delivery times of delayed entries (broker/subscription/delays.py)."""
+    """A closed ledger that contains the delivery times of delayed entries of a subscription
+    (broker/subscription/delays_format.py)."""
 
     ledger_id: int
     entries: int
@@ -388,8 +400,8 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):
-    """The state of a subscription: the snapshot in this record, else the last one in `ledger_id`, else the position in
-    this record."""
+    """The metadata record of a subscription's state. The state is the snapshot in this record; if there is none, the
+    last snapshot in the ledger `ledger_id`; otherwise the position in this record."""
 
     kind = 12
     ledger_id: int = -1
@@ -403,7 +415,8 @@ class CursorRecord(Record, frozen=True, kw_only=True):
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
-    """Entries of a ledger whose copy at a bookie is damaged: repair replaces the copy (bookie/maintenance/scrub.py)."""
+    """The metadata record of a bookie's damage report: entries of a ledger whose copy at this bookie is damaged. Repair
+    replaces the copy (bookie/maintenance/scrub.py)."""
 
     kind = 13
     ledger_id: int
@@ -412,7 +425,8 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
-    """A ledger that lacks copies, and the result of the attempts to make them (bookie/maintenance/copies_core.py)."""
+    """The repair mark of a ledger: the metadata record that the ledger lacks copies, and the result of the attempts to
+    make them (bookie/maintenance/copies_core.py)."""
 
     kind = 20
     ledger_id: int
@@ -426,14 +440,14 @@ class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairSettingsRecord(Record, frozen=True, kw_only=True):
-    """Whether the cluster repairs ledgers automatically."""
+    """The metadata record of the setting whether the cluster repairs ledgers automatically."""
 
     kind = 21
     enabled: bool = True  # False: auditor and workers pause, and missing copies stay missing
 
 
 class AuditorRecord(Record, frozen=True, kw_only=True):
-    """The process that is the auditor."""
+    """The metadata record that names the process which is the auditor of the cluster."""
 
     kind = 22
     name: str
@@ -442,7 +456,7 @@ class AuditorRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairLockRecord(Record, frozen=True, kw_only=True):
-    """The lock of a ledger that is being repaired: names the worker that repairs it."""
+    """The metadata record that locks a ledger for its repair. It names the worker that repairs the ledger."""
 
     kind = 23
     worker: str
@@ -450,7 +464,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """The work of a repair worker since its start, as of `updated_ms`."""
+    """The metadata record of a repair worker's progress: its work since its start, as of `updated_ms`."""
 
     kind = 24
     name: str
@@ -465,7 +479,8 @@ class RepairWorkerRecord(Record, frozen=True, kw_only=True):
 
 
 class DepartingRecord(Record, frozen=True, kw_only=True):
-    """An operator's order to move every copy off the bookie, which is alive (decommission) or dead (recover)."""
+    """The metadata record of an operator's order to move every copy off a bookie, which is alive (decommission) or dead
+    (recover)."""
 
     kind = 25
     bookie: str
@@ -474,7 +489,8 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
 
 
 class MemberRecord(Record, frozen=True, kw_only=True):
-    """A member of a secured cluster: one of its processes, or an operator's command."""
+    """The metadata record of a member of a secured cluster: one of the cluster's processes, or an operator's
+    command."""
 
     kind = 63
     role: str  # "broker", "bookie" or "operator", as in its path
@@ -483,7 +499,7 @@ class MemberRecord(Record, frozen=True, kw_only=True):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """A period in which one process has the tree's file open."""
+    """A period in which one process of the metadata service has the file of the metadata tree open."""
 
     number: int  # one more than that of the incarnation before
     token: str  # random
@@ -492,8 +508,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionsRecord(Record, frozen=True, kw_only=True):
-    """The number of transaction coordinators, and those that have a record. The cluster's first transaction fixes the
-    number, because a transaction id contains that of its coordinator."""
+    """The metadata record of the number of transaction coordinators, and of the coordinators that have a record. The
+    cluster's first transaction fixes the number, because a transaction id contains the number of its coordinator."""
 
     kind = 27
     coordinators: int
@@ -501,7 +517,7 @@ class TransactionsRecord(Record, frozen=True, kw_only=True):
 
 
 class CoordinatorRecord(Record, frozen=True, kw_only=True):
-    """A coordinator of transactions (broker/transaction/log.py)."""
+    """The metadata record of one transaction coordinator (broker/transaction/log.py)."""
 
     kind = 28
     epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
@@ -511,7 +527,8 @@ class CoordinatorRecord(Record, frozen=True, kw_only=True):
 
 
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
-    """The incarnations of the tree's file, the latest last. The store makes this record; no client writes it."""
+    """The record of the incarnations of the metadata file, the latest last. The store makes this record; no client
+    writes it."""
 
     kind = 26
     incarnations: tuple[Incarnation, ...] = ()
@@ -543,7 +560,8 @@ PLACES: dict[type[Record], Callable[[Any], str]] = {
 
 
 def encode(record: Record, path: str, *, cluster_format: int | None = None) -> bytes:
-    """Returns the bytes of the node at `path`, in the format that this process writes or in `cluster_format`."""
+    """Returns the encoded `record`, the bytes of the node at `path`, in the format `cluster_format`; without it, in the
+    format that this process writes."""
     body = msgspec.json.encode(record)
     written = _Written.format if cluster_format is None else cluster_format
     if written < Feature.RECORD_OF_PATH.value[0]:
@@ -579,7 +597,7 @@ def decode(data: bytes, cls: type[R], path: str) -> R:
 
 
 def decode_any(data: bytes, path: str) -> Record:
-    """Returns the record in the node at `path`, of whichever class it is. Raises DamagedRecord."""
+    """Returns the record in the node at `path`, of any record class. Raises DamagedRecord."""
     cls = _KINDS.get(data[3]) if len(data) >= _HEAD.size else Record
     if cls is None:
         raise DamagedRecord(f"{path}: {data[3]} is no kind of a record")

@@ -74,7 +74,8 @@ def _to_wire(operation: Operation) -> wire.Operation:
 
 
 def parse_operations(request: wire.CommitRequest) -> list[Operation]:
-    """Returns the operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
+    """Returns the operations of a commit request. Raises InvalidRequest for a kind of operation that this version does
+    not know."""
     return [_from_wire(operation) for operation in request.operations]
 
 
@@ -89,9 +90,8 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def watch_events(watch_id: int, news: Sequence[NodeChanged] | WatchReset, revision: int) -> wire.SessionReply:
-    """Returns one reply with the changes for a watch. By this reply the client knows that the watch has seen everything
-    up to `revision`.
-    """
+    """Returns one reply with the changes `news` for a watch. The reply tells the client that the watch has seen every
+    change up to `revision`."""
     if isinstance(news, WatchReset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:
@@ -114,9 +114,8 @@ def parse_events(message: wire.WatchEvents) -> list[NodeChanged | WatchReset]:
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
-    """Returns a store with an open session. Tries for `timeout_s`, then raises Unavailable; raises WrongProtocol and
-    similar errors at once.
-    """
+    """Connects to a metadata service and returns a store with an open session. Tries for `timeout_s`, then raises
+    Unavailable. Raises WrongProtocol and similar errors at once."""
     return await RemoteStore(world, endpoint, timeout_s).start_or_close()
 
 
@@ -140,7 +139,7 @@ class _Watch:
 
 
 class RemoteStore(SessionStore):
-    """A session with a metadata service over gRPC. Made by `connect_metadata`."""
+    """A client's session with a metadata service over gRPC. Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
@@ -290,7 +289,7 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the server if the server can be reached; otherwise it expires there."""
+        """Ends the session at the server if the server can be reached; otherwise the session expires at the server."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return
@@ -372,9 +371,8 @@ def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
 
 
 async def connect_address(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Opens a store at `address`. Tries for `timeout_s`, then raises Unavailable. Raises an error that retrying cannot
-    end (kazoo is missing, wrong protocol) at once.
-    """
+    """Opens a metadata store at `address` and returns it. Tries for `timeout_s`, then raises Unavailable. Raises an
+    error at once if retrying cannot help (kazoo is missing, wrong protocol)."""
     if isinstance(address, Endpoint):
 
         return await connect_metadata(world, address, timeout_s)

@@ -54,7 +54,7 @@ SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
 
 class MetadataServer:
-    """The metadata service: a store, and the listener at which clients reach it."""
+    """A running metadata service: a store, and the listener at which clients reach it."""
 
     def __init__(self, store: SqliteStore, serving: Serving, memory: CallerMemory) -> None:
         self._store = store
@@ -66,10 +66,9 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """Starts a server. `path` is the SQLite file; `memory_bytes` bounds the memory that clients may use
-        (`CallerMemory`); `service` replaces MetadataService as the handler. Raises Busy if the port or the file is
-        taken, and what SqliteStore.open raises.
-        """
+        """Starts a metadata service and returns it. `path` is the SQLite file; `memory_bytes` bounds the memory that
+        clients may use (`CallerMemory`); `service` replaces MetadataService as the handler. Raises Busy if the port or
+        the file is in use, and the errors of SqliteStore.open."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -86,7 +85,7 @@ class MetadataServer:
 
     @property
     def store(self) -> SqliteStore:
-        """Returns the store, in which this process can open sessions."""
+        """Returns the store. This process can open sessions in it."""
         return self._store
 
     def statistics(self) -> dict[str, int]:
@@ -97,13 +96,14 @@ class MetadataServer:
         return self._store.backed_up_ms
 
     async def close(self) -> None:
-        """Ends the streams, then closes the store. Sessions do not end: they continue at the next start."""
+        """Ends the streams of clients, then closes the store. The sessions of clients do not end: they continue at the
+        next start."""
         await self._serving.close()
         await self._store.close()
 
 
 class MetadataService:
-    """The handler of the service `Metadata` of proto/wire.proto."""
+    """Handles the requests of the service `Metadata` of proto/wire.proto."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """The state of a metadata session, as its client knows it."""
+    """The state of a metadata session, as far as its client knows."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -58,7 +58,8 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    """A client's session with a metadata service: its deadline, its loss, and calls that wait for its connection."""
+    """The base class of a client's session with a metadata service: tracks the session's deadline and loss, and makes
+    calls wait for a connection."""
 
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
@@ -118,8 +119,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def start_or_close(self) -> Self:
-        """Starts the store and returns it, with an open session. If that fails, closes the store and raises the error.
-        """
+        """Opens the session and returns the store. If this fails, closes the store and raises the error."""
         try:
             await self.start()
         except BaseException:
@@ -205,7 +205,8 @@ class SessionStore(MetadataStore):
 
 
 class MetadataUse:
-    """How the metadata has answered a process, over all its sessions: for metrics, and for what an operator is told."""
+    """Records how fast and how reliably the metadata has answered this process, over all its sessions; used for metrics
+    and for reports to operators."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -218,7 +219,8 @@ class MetadataUse:
         self._answered_s = self._clock.monotonic()
 
     def on_failure(self, error: MagnetarError) -> None:
-        """Counts a call that raised `error`. A refusal (BadVersion) is an answer."""
+        """Called when a call raised `error`. Counts the error as a failure, unless it is a refusal (such as
+        BadVersion), which counts as an answer."""
         if not error.definite or isinstance(error, Unavailable | SessionExpired):
             self.failures += 1
         else:
@@ -229,12 +231,13 @@ class MetadataUse:
 
     @property
     def silent_s(self) -> float:
-        """The seconds since the metadata answered last. A broker asks it each second."""
+        """Returns for how many seconds the metadata has not answered. A broker asks for it each second."""
         return max(0.0, self._clock.monotonic() - self._answered_s)
 
 
 class ReconnectingStore(MetadataStore):
-    """A store that outlives its sessions: it uses one session at a time, and its owner replaces a lost one."""
+    """A metadata store that outlives its sessions. It uses one session at a time; its owner replaces a session that is
+    lost."""
 
     def __init__(self, session: MetadataStore, use: MetadataUse) -> None:
         self._session: MetadataStore = session
@@ -245,7 +248,8 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """Called when the session is lost: calls wait for the next one."""
+        """Called when the session is lost: makes all calls wait until `set_session` gives the store the next
+        session."""
         if self._lost is not self._session:
             self.use.sessions_ended += 1
         self._lost = self._session
@@ -257,9 +261,8 @@ class ReconnectingStore(MetadataStore):
         self._changed.set()
 
     def stop_reconnecting(self) -> None:
-        """Ends the store, because there will be no further session: every call raises SessionExpired, also one that is
-        waiting.
-        """
+        """Ends the store, because there will be no further session. Every call raises SessionExpired, also a call that
+        is waiting."""
         self._ended = True
         self._changed.set()
 

@@ -72,9 +72,8 @@ class _Watch:
 
 
 class SqliteStore:
-    """The metadata tree in one SQLite file, for many sessions. Made by `open`; each user in this process opens a
-    `new_session`.
-    """
+    """The metadata tree in one SQLite file, for many sessions. Made by `open`. Each user in this process opens a
+    session with `new_session`."""
 
     def __init__(self, world: World, tree: MetadataTree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -105,9 +104,8 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
-        """Opens the file, and deletes the ephemerals of the former process. Raises Busy, DataLost, InvalidConfiguration
-        or Unavailable.
-        """
+        """Opens the file and returns the store. Deletes the ephemeral nodes of the former process. Raises Busy,
+        DataLost, InvalidConfiguration or Unavailable."""
         if path != MEMORY:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
@@ -122,9 +120,8 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for queued jobs and closes the file. The sessions of this process end; their ephemerals are deleted at
-        the next open at the latest.
-        """
+        """Waits for the queued jobs, then closes the file. The sessions of this process end; their ephemeral nodes are
+        deleted when the file is opened again, or earlier."""
         if self.closed:
             return
         self.closed = True
@@ -161,8 +158,8 @@ class SqliteStore:
         return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
-        """Writes a copy beside the file, under `name` or else named by its revision. Returns (path, revision, bytes).
-        Commits wait until it is written.
+        """Writes a copy of the metadata beside the file, named `name`, or after its revision if no name is given.
+        Returns (path, revision, size in bytes). Commits wait until the copy is written.
 
         Raises InvalidRequest, AlreadyExists, or Unavailable if the disk is full.
         """
@@ -310,9 +307,8 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_change(self, after_revision: int, session: str, prefix: str = "/") -> int:
-        """Waits until something at or below `prefix` has changed after a revision. Returns a revision up to which
-        nothing has changed there. Raises SessionExpired if the session or the store ends first.
-        """
+        """Waits until a node at or below `prefix` has changed after the revision `after_revision`. Returns a revision
+        up to which no node there has changed. Raises SessionExpired if the session or the store ends first."""
         watch = _Watch(prefix, after_revision)
         while not self.history.changes_since(prefix, watch.seen):
             watch.seen = self.history.revision
@@ -341,9 +337,8 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- sessions
     def new_session(self, timeout_s: float = 10.0) -> LocalSession:
-        """Returns a new session for a user in this process. It lasts until `close`, or until `timeout_s` after
-        `LocalSession.abandon`.
-        """
+        """Returns a new session for a user in this process. The session lasts until `close`, or until `timeout_s` after
+        `LocalSession.abandon`."""
         if self.closed:
             raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
@@ -351,23 +346,26 @@ class SqliteStore:
         return LocalSession(self, session)
 
     async def open_session(self, timeout_s: float) -> str:
-        """Opens a durable session, which expires without `touch_session`; returns its id."""
+        """Opens a durable session and returns its id. The session expires unless `touch_session` is called
+        regularly."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
         return session
 
     def touch_session(self, session: str) -> float:
-        """Records a sign of life of the session; returns its timeout in seconds. Raises SessionExpired."""
+        """Prolongs the session, because its user has shown that it is alive. Returns the session's timeout in seconds.
+        Raises SessionExpired."""
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Makes the session expire after its timeout, because its user left without closing it."""
+        """Makes the session expire after its timeout, because its user left without ending it."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """Ends a session; its ephemerals are deleted when this returns. Does nothing if the session has ended."""
+        """Ends a session. Its ephemeral nodes are deleted when this returns. Does nothing if the session has already
+        ended."""
         if self._sessions.close(session) and not self.closed:
             await self._on_session_ended(session)
 
@@ -449,7 +447,7 @@ def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class LocalSession(MetadataStore):
-    """A session for one user in the store's process."""
+    """A session with the metadata store for one user in the same process."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
         self._store = store
@@ -500,7 +498,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """Leaves the session open, like a user that crashed: it expires after its timeout."""
+        """Leaves the session without ending it, like a user that crashed: the session expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

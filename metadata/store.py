@@ -53,14 +53,14 @@ VALUE_BYTES_MAX = 1 << 20
 
 
 class VersionedValue(msgspec.Struct, frozen=True, gc=False):
-    """The value and version of a node."""
+    """The value of a metadata node, and the node's version."""
 
     value: bytes
     version: int
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Operation of a commit: writes a node; the commit fails if the node does not have the expected version."""
+    """Operation of a commit: write a node. The commit fails if the node does not have the expected version."""
 
     path: str
     value: bytes
@@ -69,14 +69,15 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Operation of a commit: deletes a node; the commit fails if the node does not have the expected version."""
+    """Operation of a commit: delete a node. The commit fails if the node does not have the expected version."""
 
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Operation of a commit: changes nothing; the commit fails if the node does not have the expected version."""
+    """Operation of a commit: compare the version of a node, and change nothing. The commit fails if the node does not
+    have the expected version."""
 
     path: str
     expected: int
@@ -86,7 +87,7 @@ Operation = Put | Delete | Check
 
 
 class NodeChanged(msgspec.Struct, frozen=True):
-    """A change of a node, made by the commit that produced `revision` of the tree."""
+    """A change of a metadata node, made by the commit that produced `revision` of the tree."""
 
     path: str
     version: int  # -1: deleted
@@ -94,13 +95,14 @@ class NodeChanged(msgspec.Struct, frozen=True):
 
 
 class WatchReset(msgspec.Struct, frozen=True):
-    """The watch missed changes up to `revision`: its reader must list again, and watch after that revision."""
+    """Yielded by a watch that has missed changes up to `revision`. The reader of the watch must list the nodes again,
+    and watch after that revision."""
 
     revision: int
 
 
 class MetadataStore(Protocol):
-    """A session with the tree. The module's docstring states what its callers may rely on."""
+    """A client's session with the metadata tree. The module's docstring states what its callers may rely on."""
 
     async def get(self, path: str) -> VersionedValue | None: ...
     async def children(self, path: str) -> list[str]:
@@ -118,24 +120,24 @@ class MetadataStore(Protocol):
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """Commits one Put; returns the new version."""
+        """Writes a node in a commit of its own; returns the node's new version. Raises the errors of `commit`."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
-        """Commits one Delete."""
+        """Deletes a node in a commit of its own. Raises the errors of `commit`."""
         await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int: ...
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[NodeChanged | WatchReset]:
-        """Yields the changes of `prefix` itself and of everything below it, after `after_revision`."""
+        """Yields all changes after `after_revision` of the node `prefix` and of every node below it."""
         ...
 
     @property
     def session_id(self) -> str: ...
     async def wait_session_lost(self) -> None: ...
     async def close(self) -> None:
-        """Ends the session at once; its ephemerals are deleted."""
+        """Ends the session at once. Its ephemeral nodes are deleted."""
         ...
 
 
@@ -166,21 +168,21 @@ PATHS_MAX = 1000
 
 
 class UnreadableRecords:
-    """The records that cannot be read now, by path. Each is logged once and counted."""
+    """The metadata records that this process cannot read now, by path. Each of them is logged once and counted."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}  # path → why
         self.skipped = 0
 
     def skip(self, path: str, error: DamagedRecord) -> None:
-        """Counts and logs a record that is skipped because of `error`."""
+        """Counts and logs a record that the caller skips, because reading it raised `error`."""
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
             _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
     def remove(self, path: str) -> None:
-        """Removes a record that was deleted, or can be read again."""
+        """Removes the path of a record that was deleted or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:
@@ -191,9 +193,8 @@ UNREADABLE = UnreadableRecords()
 
 
 async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
-    """Returns the record at `path` and its version. Returns None if there is none, or if it cannot be read here; the
-    latter is logged and counted.
-    """
+    """Returns the record at `path` and its version. Returns None if there is no record, or if this process cannot read
+    it; a record that cannot be read is logged and counted."""
     node = await store.get(path)
     if node is None:
         UNREADABLE.remove(path)
@@ -208,8 +209,8 @@ async def get_readable_record(store: MetadataStore, path: str, cls: type[R]) -> 
 
 
 def ledger_id_of(path: str) -> int | None:
-    """Returns the ledger id in a node's path. Returns None if the name is not that of a ledger, and logs and counts it.
-    """
+    """Returns the ledger id in a node's path. If the last segment is not the name of a ledger, logs and counts the path
+    and returns None."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -218,7 +219,8 @@ def ledger_id_of(path: str) -> int | None:
 
 
 def parse_ledger_ids(folder: str, names: list[str]) -> list[int]:
-    """Returns the ledger ids in `names`, a listing of `folder`; other names are logged and counted."""
+    """Returns the ledger ids in `names`, the listing of `folder`. Logs and counts names that are not those of
+    ledgers."""
     return [ledger for name in names if (ledger := ledger_id_of(f"{folder}/{name}")) is not None]
 
 
@@ -255,9 +257,8 @@ TROUBLE_PAUSE_S_MAX = 1.0
 
 
 class NodeUpdate(NamedTuple):
-    """A change of the node at `path` for `update_nodes`. `absent`: the node probably does not exist, so the first
-    attempt does not read it.
-    """
+    """A change of the node at `path`, to be made by `update_nodes`. `absent`: the node probably does not exist, so the
+    first attempt does not read it."""
 
     path: str
     transform: Transform
@@ -268,7 +269,7 @@ async def update_node(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> VersionedValue | None:  # fmt: skip
-    """Updates one node like `update_nodes`."""
+    """Updates one node, as `update_nodes` does for several."""
     changes = (NodeUpdate(path, transform, absent),)
     return (await update_nodes(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
@@ -364,17 +365,16 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
 
 # ------------------------------------------------------------------------------------------ many nodes
 async def commit_in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """Commits the operations in order, in as many commits as necessary; a crash leaves the first ones done. For as many
-    operations as users cause, which one commit (metadata/tree_core.py `OPERATIONS_MAX`) may not allow.
-    """
+    """Commits the operations in order, in as many commits as necessary. A crash may leave only the first commits done.
+    For callers with any number of operations, which one commit may not allow (metadata/tree_core.py
+    `OPERATIONS_MAX`)."""
     for at in range(0, len(operations), PART_OPERATIONS):
         await store.commit(operations[at : at + PART_OPERATIONS])
 
 
 async def create_if_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
-    """Creates these nodes, each of which must be expected to be `ABSENT`, in parts. A node that exists stays as it is.
-    May be repeated.
-    """
+    """Creates these nodes in parts; each Put must expect `ABSENT`. A node that exists already stays as it is. The call
+    may be repeated."""
     for at in range(0, len(puts), PART_OPERATIONS):
         part = puts[at : at + PART_OPERATIONS]
         try:
@@ -393,7 +393,7 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
 
 
 def put_operation(path: str, record: Record, expected: int = ANY) -> Put:
-    """Returns the Put that writes `record`, as a part of a commit."""
+    """Returns the Put operation that writes `record`, to be used as a part of a commit."""
     return Put(path, encode(record, path), expected)
 
 
@@ -407,9 +407,8 @@ async def put_record(
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """Updates a record like `update_node`: `change` returns the new record, or None for no change. Returns the record
-    and its version afterwards.
-    """
+    """Updates a record, as `update_node` updates a node: `change` returns the new record, or None for no change.
+    Returns the record and its version afterwards."""
 
     def transform(current: VersionedValue | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -436,14 +435,14 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """Creates the counter of ledger ids if there is none. With that counter, a bookie does not begin a ledger that has
-    no record (bookie/service.py).
-    """
+    """Creates the counter of ledger ids if it does not exist. Once the counter exists, a bookie begins no ledger that
+    has no record in the metadata (bookie/newcomers.py)."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """Returns the cluster's record; creates it, with a random instance id, if this is the first process."""
+    """Returns the cluster's record. If this is the first process of the cluster, creates the record, with a random
+    instance id."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord | None:
@@ -455,13 +454,15 @@ async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRec
 
 
 async def read_cluster_format(store: MetadataStore) -> int:
-    """Returns the format of the cluster: that of this Magnetar if no bookie has made the cluster so far."""
+    """Returns the format of the cluster. If no bookie has created the cluster so far, returns the format of this
+    Magnetar."""
     found = await get_record(store, paths.CLUSTER, ClusterRecord)
     return CLUSTER_FORMAT if found is None else found[0].format
 
 
 async def settle_cluster_format(store: MetadataStore) -> None:
-    """Called by each process with its sessions, before it writes (metadata/records.py `set_written_format`)."""
+    """Makes this process write in the format of its cluster (metadata/records.py `set_written_format`). Each process
+    calls this with each of its sessions before it writes."""
     set_written_format(await read_cluster_format(store))
 
 

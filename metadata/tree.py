@@ -100,11 +100,12 @@ READ_AT_ONCE = 64
 
 
 class DiskFailed(Exception):
-    """Raised when SQLite could not write or sync its file, or found it damaged. What is on the disk is unknown."""
+    """Raised when SQLite could not write or sync the metadata file, or found it damaged. The content of the disk is
+    then unknown."""
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """A node as it was read."""
+    """A metadata node as it was read from the file."""
 
     value: bytes
     version: int
@@ -112,14 +113,14 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Job: stores a session, so that it outlives the process."""
+    """Job for the tree: store a session durably, so that it outlives the process."""
 
     session: str
     timeout_s: float
 
 
 class EndSession(msgspec.Struct, frozen=True):
-    """Job: deletes the session and its ephemerals."""
+    """Job for the tree: delete the session and its ephemeral nodes."""
 
     session: str
 
@@ -128,7 +129,7 @@ Job = Commit | OpenSession | EndSession
 
 
 class MetadataTree:
-    """The tables of the metadata file, and the transactions on them. All calls must come from one thread."""
+    """The tables of the metadata file, and the transactions that change them. All calls must come from one thread."""
 
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens the file, creates it if it is missing, and checks it; `token` names this incarnation.
@@ -186,13 +187,14 @@ class MetadataTree:
         self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """Adds the record of a new incarnation, within the open transaction."""
+        """Begins a new incarnation of the metadata file: adds its record, within the open transaction."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def mark_restored(self, token: str) -> None:
-        """Marks this file as the replacement of a newer one: all sessions end, and a new incarnation begins."""
+        """Marks this file as a backup that replaced a newer metadata file: ends all sessions, and begins a new
+        incarnation."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -281,7 +283,7 @@ class MetadataTree:
         return None if row is None else Node(row[0], row[1], row[2] is not None)
 
     def get_all(self, asked: Sequence[str]) -> dict[str, Node]:
-        """Returns those of the asked nodes that exist, by path."""
+        """Returns the nodes at the paths `asked`, by path. Leaves out paths without a node."""
         found: dict[str, Node] = {}
         for start in range(0, len(asked), READ_AT_ONCE):
             with _disk(self.path):
@@ -291,7 +293,7 @@ class MetadataTree:
         return found
 
     def children(self, path: str) -> list[str]:
-        """Returns the next segments below `path`, sorted."""
+        """Returns the names of the direct children of `path`, sorted."""
         folder = path.rstrip("/")  # "" for the root
         first, low, high = len(folder) + 2, folder + "/", folder + "0"  # SQL counts from 1; '0' follows '/'
         query = """SELECT DISTINCT substr(path, ?1, instr(substr(path, ?1) || '/', '/') - 1) AS segment
@@ -313,23 +315,23 @@ class MetadataTree:
         return encode(record, paths.INCARNATIONS, cluster_format=written)
 
     def sessions(self) -> list[tuple[str, float]]:
-        """Returns the durable sessions: (id, timeout in seconds)."""
+        """Returns (id, timeout in seconds) of each durable session."""
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def backed_up_ms(self) -> int:
-        """Returns when the last copy was made of this file by `back_up`, in milliseconds since the epoch; 0: none was.
-        Copies may be moved elsewhere, so a file beside this one has the time."""
+        """Returns the time of the last copy that `back_up` made of this file, in milliseconds since the epoch; 0: there
+        was none. The time is stored in a file beside this one, because the copies may be moved elsewhere."""
         try:
             return os.stat(self.path + BACKED_UP).st_mtime_ns // 1_000_000
         except OSError:
             return 0
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Writes a complete copy to `path`, synced; returns its revision and size. Raises AlreadyExists if `path`
-        exists.
+        """Writes a complete, synced copy of the metadata to `path`; returns its revision and its size in bytes. Raises
+        AlreadyExists if `path` exists.
 
-        It is one step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
+        The copy is one step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
         """
         if os.path.exists(path):
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
@@ -352,9 +354,8 @@ class MetadataTree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[TreeJobResult | MagnetarError]:
-        """Executes the jobs in one durable transaction; returns the outcome of each, in order. Raises Unavailable
-        (nothing was done) or DiskFailed.
-        """
+        """Executes the jobs in one durable transaction. Returns the outcome of each job, in order. Raises Unavailable
+        (then nothing was done) or DiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -448,7 +449,7 @@ class AnsweredRevisionFile:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """Returns the revision in the note; -1 if there is none."""
+        """Returns the revision that is stored in the file; -1 if there is none."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -465,16 +466,14 @@ class AnsweredRevisionFile:
 
 
 def checksum_of_row(path: str, version: int, revision: int) -> int:
-    """Returns the sum of a node's row. A revision is written only once, so an older or newer row of the node has
-    another sum; the value has its own checksum.
-    """
+    """Returns the checksum of a node's row in the table of nodes. A revision is written only once, so an older or a
+    newer row of the same node has another checksum. The node's value has a checksum of its own."""
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
 def create_private_file(path: str) -> None:
-    """Creates the file if it is missing, and makes it readable for its owner only, because it contains keys of ledgers,
-    and grants. SQLite gives its write-ahead log the same mode. Raises OSError.
-    """
+    """Creates the file if it is missing, and makes it readable only for its owner, because it contains the keys of
+    ledgers, and grants. SQLite gives the same mode to its write-ahead log. Raises OSError."""
     if path == ":memory:":
         return
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -52,7 +52,8 @@ def is_below(prefix: str, path: str) -> bool:
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations cannot be one commit."""
+    """Raises InvalidName, InvalidRequest or MessageTooLarge if the operations cannot be committed together in one
+    commit."""
     if not 1 <= len(operations) <= OPERATIONS_MAX:
         raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
     size = 0
@@ -80,9 +81,8 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """Raises NodeExists, NoNode or BadVersion, with path, expected and found version, if `found` is not the expected
-    version.
-    """
+    """Compares the version `found` of a node with the version `expected`. Raises NodeExists, NoNode or BadVersion, with
+    the path and both versions, if they differ."""
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}
@@ -110,9 +110,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """Returns whether a member with this role may write at `path`. Only "broker", "bookie" and "operator" may write.
-    `lasting`: the node is not ephemeral.
-    """
+    """Returns whether a member of the cluster with this role may write the node at `path`. Only "broker", "bookie" and
+    "operator" may write. `lasting`: whether the node is not ephemeral."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
@@ -143,14 +142,15 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """Job: a commit of operations; `session` owns the ephemerals that it writes."""
+    """Job for the tree: commit the operations. The ephemeral nodes that they write belong to `session`."""
 
     operations: Sequence[Operation]
     session: str
 
 
 class TreeJobResult(msgspec.Struct, frozen=True):
-    """The result of a job. `revision` is that of the tree after the job; every Commit increments it."""
+    """The result of a job for the tree. `revision` is the revision of the tree after the job; every Commit increments
+    it."""
 
     versions: list[int]
     revision: int
@@ -162,7 +162,8 @@ Row = tuple[str, bytes, int, int, str | None]
 
 
 class CommitBatch:
-    """A batch of commits. `revision` is that of the tree after the commits that were added."""
+    """A batch of commits that are written together. `revision` is the revision of the tree after the commits that were
+    added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -170,9 +171,8 @@ class CommitBatch:
         self._versions = versions
 
     def add(self, commit: Commit) -> TreeJobResult | BadVersion:
-        """Adds a commit. Returns its result; or BadVersion if a node has not the expected version: then nothing of the
-        commit is added.
-        """
+        """Adds a commit to the batch and returns its result. If a node does not have the expected version, adds nothing
+        of the commit and returns BadVersion."""
         done, nodes = TreeJobResult([], self.revision + 1), dict[str, Row | None]()
         try:
             for operation in commit.operations:
@@ -210,7 +210,7 @@ class CommitBatch:
 
 
 def paths_of_commits(commits: Sequence[Commit]) -> Iterator[str]:
-    """Yields the path of each node that the commits name, each path once."""
+    """Yields the paths of all nodes that the commits name, each path once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})
 
 
@@ -230,7 +230,7 @@ CHANGES_MAX = 10_000
 
 
 class ChangeHistory:
-    """The latest changes of one tree, at most `changes_max`."""
+    """The latest changes of one metadata tree, at most `changes_max` of them; watches read from it."""
 
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
         """Begins without changes at `revision`: a watch from an earlier revision gets a Reset."""
@@ -244,7 +244,7 @@ class ChangeHistory:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[NodeChanged]) -> None:
-        """Adds the next revision of the tree with all its changes, which may be none."""
+        """Adds the next revision of the tree with all changes of this revision; there may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -254,9 +254,8 @@ class ChangeHistory:
                 self._changes.popleft()
 
     def changes_since(self, prefix: str, after_revision: int) -> list[NodeChanged] | WatchReset:
-        """Returns the changes at or below `prefix` after a revision, up to `self.revision`. Returns a Reset if some of
-        them are not kept any more.
-        """
+        """Returns the changes of the nodes at or below `prefix` after the revision `after_revision`, up to
+        `self.revision`. Returns a WatchReset if the history does not have all these changes any more."""
         if not self.floor <= after_revision <= self.revision:
             return WatchReset(self.revision)
         news: list[NodeChanged] = []
@@ -293,7 +292,7 @@ NODE_BYTES = 300
 
 
 class CachedNode(Protocol):
-    """A node in a NodeCache."""
+    """The interface of a node that a NodeCache can store."""
 
     @property
     def value(self) -> bytes: ...
@@ -303,9 +302,8 @@ N = TypeVar("N", bound=CachedNode)
 
 
 class NodeCache(Generic[N]):
-    """A cache of the nodes that were read last, by path; None says that the node does not exist. Uses at most
-    `bytes_max` bytes.
-    """
+    """A cache of the metadata nodes that were read last, by path. The value None says that the node does not exist.
+    Uses at most `bytes_max` bytes."""
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
@@ -319,7 +317,7 @@ class NodeCache(Generic[N]):
         return node
 
     def add(self, path: str, node: N | None) -> None:
-        """Caches the node, which must be as the tree has it now."""
+        """Caches the node at `path`; None: there is no such node. The node must be as it is now in the tree."""
         if path in self.nodes:
             self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
@@ -335,7 +333,7 @@ class NodeCache(Generic[N]):
             self.bytes -= _size(path, self.nodes.pop(path))
 
     def on_changes(self, changes: Sequence[NodeChanged]) -> None:
-        """Removes the changed or deleted nodes from the cache."""
+        """Called when nodes of the tree were changed or deleted: removes them from the cache."""
         for change in changes:
             self.discard(change.path)
 
@@ -377,7 +375,8 @@ class _Session(msgspec.Struct):
 
 
 class Sessions:
-    """The open sessions. Every `now` is the caller's monotonic clock, in seconds."""
+    """The open sessions of a metadata service, with their deadlines. Every `now` is the caller's monotonic clock, in
+    seconds."""
 
     def __init__(self) -> None:
         self.open_ones: dict[str, _Session] = {}
@@ -392,21 +391,22 @@ class Sessions:
         return list(self.open_ones)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
-        """Adds a session that expires `timeout_s` after `now`; without `now` it does not expire."""
+        """Adds a session that expires `timeout_s` after `now`. Without `now`, the session does not expire."""
         assert session, "a session has a name"
         assert session not in self.open_ones, f"session {session!r} is opened twice"
         assert timeout_s > 0
         self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def touch(self, session: str, now: float) -> float:
-        """Records a sign of life of the session; returns its timeout in seconds. Raises SessionExpired."""
+        """Prolongs the session, because its user has shown that it is alive. Returns the session's timeout in seconds.
+        Raises SessionExpired."""
         found = self.get(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Makes the session expire after its timeout from `now`, because its user left without closing it."""
+        """Makes the session expire after its timeout, counted from `now`, because its user left without ending it."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
@@ -419,17 +419,17 @@ class Sessions:
         return found
 
     def close(self, session: str) -> bool:
-        """Ends the session; returns whether it was open."""
+        """Ends the session. Returns whether the session was open."""
         return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Removes the sessions whose deadline has passed; returns their ids, in the order in which they were opened.
+        """Removes the sessions whose deadline has passed. Returns their ids, in the order in which they were opened.
 
-        If the check comes much too late (LATE_S), this process was stopped: then every session gets more time, and none
-        is removed.
+        If this check comes much too late (LATE_S), this process itself was stopped: then every session gets more time,
+        and none is removed.
         """
         first = self.next_deadline()
         if first is None or now < first:

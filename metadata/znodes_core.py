@@ -55,7 +55,7 @@ def _unescape(segment: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """Returns the znode that is the folder of all keys below `prefix`; "" for "/"."""
+    """Returns the path of the znode that is the folder of all keys below `prefix`; "" for the prefix "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
@@ -66,13 +66,15 @@ def value_znode(path: str) -> str:
 
 
 def folders_of_key(path: str) -> list[str]:
-    """Returns the folders that must exist for the value of a key, the outermost first."""
+    """Returns the paths of the folders that must exist before the value of a key can be stored, the outermost folder
+    first."""
     parts = folder(path.rpartition("/")[0] or "/").split("/")
     return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
 
 
 def key_of_znode(znode: str) -> str | None:
-    """Returns the key whose value the znode contains; None for a folder. The inverse of `value`."""
+    """Returns the key whose value the znode contains. Returns None if the znode is a folder. The inverse of
+    `value_znode`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -80,7 +82,8 @@ def key_of_znode(znode: str) -> str | None:
 
 
 class FolderContent(NamedTuple):
-    """The content of a folder: the segments that have a value, and those below which there are keys; sorted."""
+    """The content of a folder: the names that have a value, and the names below which there are further keys; both
+    sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -93,7 +96,7 @@ class FolderContent(NamedTuple):
 
 # -------------------------------------------------------------------------------------------- commits
 class NodeRead(NamedTuple):
-    """A node as it was read."""
+    """A metadata node as it was read from ZooKeeper."""
 
     version: int
     owner: int  # the session of an ephemeral; 0: lasting
@@ -101,7 +104,7 @@ class NodeRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Step of a transaction: create the znode."""
+    """Step of a ZooKeeper transaction: create the znode."""
 
     path: str
     value: bytes
@@ -110,7 +113,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Step of a transaction: write the znode if it has this version."""
+    """Step of a ZooKeeper transaction: write the znode if it has this version."""
 
     path: str
     value: bytes
@@ -119,7 +122,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Step of a transaction: delete the znode if it has this version."""
+    """Step of a ZooKeeper transaction: delete the znode if it has this version."""
 
     path: str
     version: int
@@ -127,7 +130,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class RequireVersion:
-    """Step of a transaction: fail if the znode does not have this version."""
+    """Step of a ZooKeeper transaction: fail if the znode does not have this version."""
 
     path: str
     version: int
@@ -137,7 +140,8 @@ Step = Create | Set | Remove | RequireVersion
 
 
 class CommitPlan(NamedTuple):
-    """The ZooKeeper transaction for a commit, and the versions with which the commit is answered."""
+    """The plan of a commit: the steps of its ZooKeeper transaction, and the versions that are returned to the caller of
+    the commit."""
 
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
@@ -198,9 +202,8 @@ MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """Returns a lower bound of the transaction's size on the wire; `root_bytes` is the length of the path above the
-    tree.
-    """
+    """Returns a lower bound of the transaction's size on the wire, in bytes. `root_bytes` is the length of the path of
+    the root znode, below which the tree is stored."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value_znode(step.path).encode())

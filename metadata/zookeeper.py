@@ -73,10 +73,9 @@ HANDSHAKE_S = 5.0
 
 
 async def check_tls(address: ZookeeperAddress) -> None:
-    """Tests TLS with the first server that can be reached; returns also if none can be. Raises UntrustedServer or
-    WrongProtocol if the server is not trusted or does not speak TLS there, InvalidConfiguration if the TLS files cannot
-    be used.
-    """
+    """Tests a TLS connection to the first ZooKeeper server that can be reached; returns without an error if none can be
+    reached. Raises UntrustedServer if the server is not trusted, WrongProtocol if it does not speak TLS at this
+    address, InvalidConfiguration if the TLS files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)
@@ -118,7 +117,7 @@ LOOKED_AT_ONCE = 200
 
 
 class TreeWatch:
-    """The changes that one watch has received and its reader has not read yet."""
+    """One watch of the tree, and the changes that it has received and its reader has not read yet."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
@@ -130,7 +129,7 @@ class TreeWatch:
         self.news = asyncio.Event()
 
     def reset(self) -> None:
-        """Begins to attach the watch again, without known versions."""
+        """Begins to attach the watch to the current connection again. Forgets the known versions of nodes."""
         self.attached, self.calm = False, True
         self.versions.clear()
 
@@ -147,15 +146,15 @@ class TreeWatch:
             self._queue_change(NodeChanged(path, version, revision))
 
     def end_watch_reset(self, youngest: int, now: int) -> None:
-        """Ends `reset`: from now on the watch receives every change after revision `now`. `find_latest_revision` is the
-        revision of the latest change that was read.
-        """
+        """Ends `reset`: from now on the watch receives every change after revision `now`. `youngest` is the revision of
+        the latest change that was read."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._queue_change(WatchReset(now))
 
     def on_broken(self, heard: int) -> None:
-        """Called when the connection has ended; the watch has received all changes up to revision `heard`."""
+        """Called when the connection has ended. `heard` is the revision up to which the watch has received all
+        changes."""
         if self.attached:
             self.attached, self.seen = False, heard
         self.news.set()
@@ -169,7 +168,7 @@ class TreeWatch:
 
 
 class SessionWatches:
-    """The watches of one session."""
+    """All watches of one ZooKeeper session."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line
@@ -179,7 +178,7 @@ class SessionWatches:
         self._connection = 0
 
     def on_event(self, event: Event) -> None:
-        """Called for each event, in order with all answers of the connection."""
+        """Called for each watch event, in the order in which events and answers arrive on the connection."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.key_of_znode(event.path[len(self._root) :])
@@ -201,9 +200,8 @@ class SessionWatches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[NodeChanged | WatchReset]:
-        """Yields the changes at or below `prefix` after revision `after`, until the caller stops. `ready` is awaited
-        before each attempt to attach the watch, and may raise SessionExpired.
-        """
+        """Yields the changes of the nodes at or below `prefix` after revision `after`, until the caller stops. Awaits
+        `ready` before each attempt to attach the watch; `ready` may raise SessionExpired."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -311,16 +309,15 @@ T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
-    """Returns a store with an open session. Tries for `timeout_s`, then raises Unavailable; raises Unauthorized at
-    once.
-    """
+    """Connects to ZooKeeper and returns a store with an open session. Tries for `timeout_s`, then raises Unavailable.
+    Raises Unauthorized at once."""
     if address.access.ca:
         await check_tls(address)
     return await ZookeeperStore(world, address, timeout_s).start_or_close()
 
 
 class ZookeeperStore(SessionStore):
-    """A session with a ZooKeeper that stores the tree. Made by `connect_zookeeper`."""
+    """A session with a ZooKeeper ensemble that stores the metadata tree. Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
         super().__init__(f"ZooKeeper at {address}", world.clock)
@@ -416,7 +413,7 @@ class ZookeeperStore(SessionStore):
         return f"{self._line.session:#x}"
 
     async def close(self) -> None:
-        """Ends the session at ZooKeeper if it can be reached; otherwise it expires there."""
+        """Ends the session at ZooKeeper if a server can be reached; otherwise the session expires there."""
         if self._closing:
             return
         self._closing = True
@@ -441,7 +438,8 @@ class ZookeeperStore(SessionStore):
         return VersionedValue(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """Lists the names that have values, all at one moment; the other names are checked a moment later."""
+        """Returns the names of the direct children that exist. The names with values are listed all at one moment; the
+        other names are checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)

@@ -76,7 +76,7 @@ ANY_WATCH = 3  # WatcherType.Any
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
-    """Request to ZooKeeper: begins a persistent recursive watch on a znode."""
+    """Request to ZooKeeper: begin a persistent recursive watch on a znode."""
 
     path: str
     type: ClassVar[int] = 106
@@ -91,7 +91,7 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Request to ZooKeeper: ends the watches on a znode."""
+    """Request to ZooKeeper: end the watches on a znode."""
 
     path: str
     type: ClassVar[int] = 18
@@ -106,7 +106,7 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
-    """Request to ZooKeeper: creates a container znode, with an access list."""
+    """Request to ZooKeeper: create a container znode, with an access list."""
 
     path: str
     acl: Any
@@ -122,7 +122,8 @@ class CreateFolder:
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """Request to ZooKeeper: a transaction. Its answer is the error code of each step, 0 for a step that succeeded."""
+    """Request to ZooKeeper: execute a transaction of several steps. The answer has the error code of each step, 0 for a
+    step that succeeded."""
 
     requests: tuple[Any, ...]
     type: ClassVar[int] = 14
@@ -163,7 +164,7 @@ WAITING_MAX = 10_000
 
 
 class ConnectionState(enum.Enum):
-    """The state of the connection, as kazoo reports it."""
+    """The state of the connection to ZooKeeper, as the library kazoo reports it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -171,7 +172,7 @@ class ConnectionState(enum.Enum):
 
 
 class EventKind(enum.IntEnum):
-    """ZooKeeper's numbers of the kinds of events."""
+    """The kind of a watch event. The numbers are ZooKeeper's."""
 
     CREATED = 1
     DELETED = 2
@@ -197,7 +198,7 @@ class TransactionRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of a znode that a watch reports."""
+    """A watch event: a change of a znode that ZooKeeper reports to a watch."""
 
     kind: int
     path: str
@@ -287,8 +288,8 @@ class _Reply:
 
 
 class ZooKeeperConnection:
-    """The connection of one session. `on_state` and `on_event` are called in the event loop, in order with the answers.
-    """
+    """The connection of one ZooKeeper session. `on_state` and `on_event` are called in the event loop, in the order in
+    which events and answers arrive."""
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
@@ -318,19 +319,18 @@ class ZooKeeperConnection:
 
     @property
     def timeout_s(self) -> float:
-        """Returns the session timeout that was agreed with the server, in seconds; 0 before the first handshake."""
+        """Returns the session timeout that the server granted, in seconds; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
     def connection_number(self) -> int:
-        """Returns the number of the current connection, which changes with each handshake: a request and an answer at
-        the same number used the same connection.
-        """
+        """Returns the number of the current connection, which changes with each handshake. A request and an answer that
+        saw the same number used the same connection."""
         return int(self._connection.number)
 
     @property
     def last_handshake_s(self) -> float:
-        """Returns the time at which the last answered handshake was sent, in seconds of the clock."""
+        """Returns the time at which the last handshake that ZooKeeper answered was sent, in seconds of the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
@@ -356,8 +356,7 @@ class ZooKeeperConnection:
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
         """Sends a request. Returns a future of the answer, which fails with NoZnode, ZnodeExists or a MagnetarError.
-        `then` is called with the answer, in order with events.
-        """
+        Calls `then` with the answer; these calls come in order with watch events."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -389,15 +388,15 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """Reads a znode. Returns its value and its stat."""
+        """Reads a znode. Returns its value and its stat (ZooKeeper's version and time fields)."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """Reads the stat of a znode; the answer is None if it does not exist."""
+        """Reads the stat of a znode. The answer is None if the znode does not exist."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
-        """Reads (names, stat) of a node's children."""
+        """Returns (names of the direct children, stat) of a znode."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[Answer]:
@@ -410,21 +409,20 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path, self._acl))
 
     def read_acl(self, path: str) -> asyncio.Future[Answer]:
-        """Reads (access list, stat) of a node."""
+        """Returns (access list, stat) of a znode."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
-        """Begins to watch the znode and everything below it: events arrive after the answer, until the connection ends.
-        """
+        """Begins to watch the znode and every znode below it. Events arrive after the answer to this request, until the
+        connection ends."""
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:
         self.request(RemoveWatches(path))
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
-        """Sends a transaction; returns its zxid or a later one. Raises TransactionRefused if a step failed and nothing
-        was done.
-        """
+        """Sends a transaction. Returns its zxid (ZooKeeper's transaction id), or a later zxid. Raises
+        TransactionRefused if a step failed and nothing was done."""
         answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
@@ -437,13 +435,12 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def reconnect(self) -> None:
-        """Closes the current connection; kazoo then connects again."""
+        """Closes the current connection. The library kazoo then connects again."""
         self._push(_CONNECTION_DROP)
 
     def disconnect(self, *, farewell: bool) -> None:
-        """Ends the connection for good; the state LOST follows. With `farewell` the session ends at the server if it
-        can be reached; otherwise it expires.
-        """
+        """Ends the connection for good; the state LOST follows. With `farewell`, ends the session at the server if the
+        server can be reached; otherwise the session expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -453,7 +450,8 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """Frees kazoo's resources after the state LOST, unless its thread still uses them to connect to a server."""
+        """Frees the resources of the library kazoo. Must be called after the state LOST; does nothing while kazoo's
+        thread still uses them to connect to a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

@@ -21,8 +21,8 @@ WORST = 5
 
 
 class Alarm(NamedTuple):
-    """What somebody should look at. `needed` False: it can wait, and is no reason for exit code 1. `code`: that of its
-    check (docs/operations.md)."""
+    """An alarm: a condition of the cluster that an operator should look at. `needed` False: the alarm can wait, and is
+    no reason for exit code 1. `code`: the code of the check that raises the alarm (docs/operations.md)."""
 
     text: str
     command: str
@@ -34,10 +34,11 @@ def find_alarms(
     brokers: Sequence[Mapping[str, Any]], silent: Sequence[str], bookies: Sequence[Mapping[str, Any]],
     oldest: Sequence[Mapping[str, Any]], now_ms: int,
 ) -> list[Alarm]:  # fmt: skip
-    """Returns the alarms of a cluster but those of repair, the urgent ones first.
+    """Returns all alarms of a cluster except those of repair, the urgent ones first.
 
-    A broker has `broker`, `busy` (None: not known) and `degraded`, a bookie `bookie`, `state`, `freeBytes` and
-    `totalBytes`; of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are looked at.
+    Each of `brokers` has the fields `broker`, `busy` (None: not known) and `degraded`; each of `bookies` has `bookie`,
+    `state`, `freeBytes` and `totalBytes`. Of `oldest`, topics with their `name` and `oldest_ms`, the first WORST are
+    considered.
     """
     found = [
         Alarm(f"Broker {name} is registered and does not answer.", "magnetar brokers list", code="D01")
@@ -79,8 +80,8 @@ def _alarms_of_bookie(bookie: Mapping[str, Any]) -> Iterable[Alarm]:
 
 
 def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
-    """Returns the alarm that the metadata does not answer, which comes first. `away_ms`: when it answered last; 0: it
-    answers."""
+    """Returns the alarm that the metadata does not answer; this alarm comes before all others. `away_ms`: the time at
+    which the metadata answered last; 0: the metadata answers."""
     if not away_ms:
         return []
     since = datetime.fromtimestamp(away_ms / 1000, UTC)
@@ -92,7 +93,8 @@ def find_metadata_alarms(away_ms: int, now_ms: int) -> list[Alarm]:
 
 
 def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:
-    """Returns the alarms of repair, from a bookie's `repair-status`. None: no bookie said it."""
+    """Returns the alarms about repair. `repair` is the answer of a bookie to `repair-status`; None: no bookie
+    answered."""
     if repair is None:
         return [Alarm("No bookie says how repair gets on.", "magnetar bookies list", code="D05")]
     found, count = list[Alarm](), repair["underReplicated"]
@@ -106,7 +108,7 @@ def find_repair_alarms(repair: Mapping[str, Any] | None) -> list[Alarm]:
 
 
 def format_age(seconds: float) -> str:
-    """Returns a duration as its largest unit: "3 h"."""
+    """Returns a duration as text in its largest unit, such as "3 h"."""
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {name}"
@@ -114,5 +116,5 @@ def format_age(seconds: float) -> str:
 
 
 def count_of(number: int, what: str) -> str:
-    """Returns a number and what is counted: "2 ledgers"."""
+    """Returns text with a number and what it counts, such as "2 ledgers"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

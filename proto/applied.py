@@ -37,7 +37,8 @@ Unlimited = Annotated[int, Meta(ge=-1)]
 
 
 class AppliedPolicies(msgspec.Struct, frozen=True):
-    """Every policy in force for a topic, resolved. Code that decides by a policy must read the value anew each time."""
+    """All policies that are in force for a topic, after those of the namespace and the broker are merged. Code that
+    decides by a policy must read the value anew each time."""
 
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all

@@ -27,7 +27,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Checksum(Protocol):
-    """The type of the checksum function: returns the CRC32C of a buffer, continued from that of the bytes before it."""
+    """The type of a checksum function: the function returns the CRC32C of a buffer, as a continuation of the CRC32C of
+    the bytes before that buffer."""
 
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 
@@ -101,8 +102,8 @@ JOINED_BYTES_MAX = 1 << 2 * _DIGIT
 
 
 def combine_checksums(first: int, second: int, size: int) -> int:
-    """Returns the checksum of two adjacent parts: `first` is the checksum of the first part, `second` that of the
-    second part, which has `size` bytes."""
+    """Returns the checksum of two adjacent parts of data. `first` and `second` are the checksums of the two parts; the
+    second part has `size` bytes."""
     assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
     for digit, shifts in ((size & (1 << _DIGIT) - 1, _LOW), (size >> _DIGIT, _HIGH)):
         if digit:

@@ -22,7 +22,7 @@ UNCOMPRESSED_BYTES_MAX = 64 << 20
 
 
 class Compression(IntEnum):
-    """Numbers of `CompressionType` in proto/entry.proto."""
+    """The compression codec of a payload. The numbers are those of `CompressionType` in proto/entry.proto."""
 
     NONE = 0
     LZ4 = 1
@@ -68,14 +68,14 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """Compresses a payload with the codec `kind`. An empty payload stays empty only with NONE; `decompress` reverses
-    every codec."""
+    """Compresses a payload with the codec `kind`. With NONE an empty payload stays empty; with any other codec it does
+    not. `decompress` reverses every codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
-    """Returns the decompressed payload, which must have exactly `declared` bytes. Raises CorruptEntry otherwise, or if
-    `declared` is above `limit`."""
+    """Returns the decompressed payload; with the codec NONE, the payload unchanged. Raises CorruptEntry if the
+    decompressed payload does not have exactly `declared` bytes, or if `declared` is above `limit`."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared, limit)
@@ -87,9 +87,9 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
 
 
 def decompress_to_mapping(kind: int, payload: bytes, declared: int) -> mmap:
-    """Decompresses into a new anonymous mapping, for threads beside an event loop: the memory is neither zeroed nor
-    copied under the interpreter's lock, which would take 60 ms for 64 MiB. The codecs work without the lock.
-    `declared`, the uncompressed size, must not be 0."""
+    """Decompresses a payload into a new anonymous memory mapping. Used by threads beside an event loop: the memory is
+    neither zeroed nor copied while Python's interpreter lock is held, which would take 60 ms for 64 MiB. The codecs run
+    without the lock. `declared`, the uncompressed size in bytes, must not be 0."""
     _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
     output = mmap(-1, declared)
     try:

@@ -131,15 +131,15 @@ PLAIN_PREFIXES = _PlainPrefixes()
 
 
 def item_prefix(metadata: SingleMessageMetadata) -> bytes:
-    """Returns the bytes before the payload of a batched message with metadata (key, properties, event time, …); its
-    `payload_size` must be set."""
+    """Returns the bytes that precede the payload of one message in a batch. They encode the message's `metadata` (key,
+    properties, event time, …), whose `payload_size` must be set."""
     encoded = metadata.SerializeToString()
     return _U32.pack(len(encoded)) + encoded
 
 
 def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
-    """Returns prefixes and payloads of batched messages without metadata, alternating, as `encode_batch` expects them.
-    """
+    """Returns the prefixes and the payloads of batched messages without metadata, alternating, as `encode_batch`
+    expects them."""
     prefixes = PLAIN_PREFIXES
     parts: list[bytes] = []
     append = parts.append
@@ -170,9 +170,9 @@ def encode_batch(
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
-    """Encodes the client-part of an entry, metadata and payload (one message, or the joined items of a batch):
-    compressed by `metadata.compression`, then encrypted. An encrypted one always gets `uncompressed_size`, because Go's
-    client needs it even without compression."""
+    """Encodes the client-part of an entry: its metadata and its payload (one message, or the joined items of a batch).
+    Compresses the payload by `metadata.compression`, then encrypts it. An encrypted entry always gets
+    `uncompressed_size`, because Go's client needs this field even without compression."""
     if metadata.compression or encrypt is not None:
         metadata.uncompressed_size = len(payload)
     if metadata.compression:
@@ -183,41 +183,43 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def encode_client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """Returns the client-part of an entry whose payload, or chunk of a payload, is already compressed and encrypted as
-    `metadata` declares."""
+    """Returns the client-part of an entry. Its payload, or chunk of a payload, must already be compressed and encrypted
+    as `metadata` declares."""
     return join_client_part(metadata.SerializeToString(), payload)
 
 
 def join_client_part(metadata: bytes, payload: bytes) -> bytes:
-    """Returns the client-part like `encode_client_part`, from metadata that is already encoded."""
+    """Returns the client-part of an entry like `encode_client_part`, but from metadata that is already encoded."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
 def with_schema_version(entry: bytes, version: bytes) -> bytes:
-    """Returns a copy of the client-part `entry` that has another version of its topic's schema."""
+    """Returns a copy of the client-part `entry` in which `version` replaces the version of the topic's schema."""
     header = parse_header(entry, verify=False)
     header.metadata.schema_version = version
     return encode_client_part(header.metadata, entry[header.payload_offset :])
 
 
 def encode_broker_part(index: int, timestamp_ms: int) -> bytes:
-    """Returns the broker-part, which precedes the client-part. `index`: that of the entry's last message."""
+    """Returns the broker-part of an entry, which precedes the client-part. `index` is the index of the entry's last
+    message."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """Splits a stored entry. Returns (index of the last message, broker timestamp, client-part). Returns (-1, 0, entry)
-    if the entry has no broker-part."""
+    """Splits a stored entry into its two parts. Returns (index of the last message, broker timestamp, client-part).
+    Returns (-1, 0, entry) if the entry has no broker-part."""
     index, timestamp_ms, start = parse_broker_part(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
 def strip_broker_part(entry: Buffer) -> memoryview:
-    """Returns the client-part of a stored entry, with or without a broker-part. Checks and parses nothing else."""
+    """Returns the client-part of a stored entry, which may have a broker-part or not. Neither checks nor parses
+    anything else."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
@@ -239,7 +241,7 @@ def parse_broker_part(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """The fields that a broker reads from the head of an entry that it stored."""
+    """The fields that a broker reads from the head of a stored entry."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -248,8 +250,8 @@ class StoredHead(NamedTuple):
 
 
 def parse_stored_head(entry: Buffer) -> StoredHead:
-    """Parses the head of a stored entry without verifying its checksum: that was done when it was published, and the
-    ledger's own checksum protects the bytes since."""
+    """Parses the head of a stored entry without verifying the entry's checksum. The checksum was verified when the
+    entry was published, and the ledger's own checksum has protected the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -268,9 +270,9 @@ def parse_stored_head(entry: Buffer) -> StoredHead:
 
 
 def declared_messages(entry: Buffer) -> int:
-    """Returns the number of messages that the head of a stored entry declares, right or wrong; 1 if it declares none.
-    The broker charges so many permits and the consumer returns them (client/core/redelivery.py): both must count the
-    same bytes."""
+    """Returns the number of messages that the head of a stored entry declares, whether this number is right or not; 1
+    if the head declares none. The broker charges this number of permits and the consumer returns them
+    (client/core/redelivery.py), so both must read it from the same bytes."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -279,8 +281,8 @@ def declared_messages(entry: Buffer) -> int:
 
 
 def is_intact(entry: Buffer) -> bool:
-    """Whether the entry's checksum is right, so that its bytes are those that were published. An intact entry that
-    cannot be parsed was malformed when it was published."""
+    """Returns whether the entry's checksum is right, so that its bytes are those that were published. An intact entry
+    that cannot be parsed was already malformed when it was published."""
     try:
         start = parse_broker_part(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
@@ -291,8 +293,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Returns the sequence id of a client-part that is refused, even if other parts of it are invalid. Returns None if
-    it has no sequence id."""
+    """Returns the sequence id of a client-part that the broker refuses, even if other parts of it are invalid. Returns
+    None if the client-part has no sequence id."""
     try:
         metadata = parse_stored_head(entry).metadata
     except CorruptEntry:
@@ -301,15 +303,15 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 
 def parse_entry(entry: Buffer) -> tuple[int, EntryHeader]:
-    """Parses an entry and checks its checksum. Returns the index of its last message (-1: it has no broker-part), and
-    its header."""
+    """Parses an entry and verifies its checksum. Returns (index of the entry's last message, header); the index is -1
+    if the entry has no broker-part."""
     index, _, start = parse_broker_part(entry)
     return index, EntryHeader(*parse_checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
-    """Parses the header of an entry with or without a broker-part. `start`: the offset of its client-part; -1: unknown.
-    `verify`: whether to verify the CRC32C, which reads the whole entry."""
+    """Parses the header of an entry, which may have a broker-part or not. `start`: the offset of the client-part; -1:
+    the offset is unknown. `verify`: whether to verify the CRC32C, which reads the whole entry."""
     return EntryHeader(*parse_checked_head(entry, start, verify=verify))
 
 
@@ -378,46 +380,49 @@ def _read_key(fields: Any) -> None:
 
 
 def properties_of(fields: Any) -> dict[str, str]:
-    """Returns the properties of one message (MessageFields) as text; if a name appears twice, its last value."""
+    """Returns the properties of one message (MessageFields) as text. If a name appears twice, its last value counts."""
     return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
 
 
 def text_of(value: Any) -> str:
-    """Returns a string field of a message as text: protobuf returns bytes for one that is not UTF-8."""
+    """Returns a string field of a message as text. Protobuf returns a field that is not UTF-8 as bytes; these bytes are
+    converted."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
-    """Returns the decompressed payload: that of the only message, or all items of the batch one after the other."""
+    """Returns the decompressed payload of an entry: the payload of its only message, or all items of its batch one
+    after the other."""
     payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
     return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
-    """Returns the messages of an entry, batched or not. Equal messages share one metadata object, which must not be
-    changed."""
+    """Returns the messages of an entry, which may be a batch or not, as (metadata, payload) pairs. Messages with equal
+    metadata share one metadata object, which the caller must not change."""
     return list(zip(*decode_columns(header, entry), strict=True))
 
 
 def decode_as_stored(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
-    """Returns the messages of an entry for a look at it. An encrypted entry is one message with its ciphertext; a chunk
-    is one with its part of the payload, which stays compressed, because the payload is compressed as a whole."""
+    """Returns the messages of an entry for an inspection, as (metadata, payload) pairs. An encrypted entry is returned
+    as one message with its ciphertext. A chunk is returned as one message with its part of the payload, which stays
+    compressed, because the payload is compressed as a whole."""
     if header.metadata.encryption_param or header.metadata.num_chunks_from_msg > 1:
         return [(header.metadata, bytes(entry[header.payload_offset :]))]
     return decode_batch(header, entry)
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """Decodes an entry into two lists, of metadata and of payloads, which saves the garbage collector an object per
-    message."""
+    """Decodes an entry into two lists: the metadata of all messages, and their payloads. This saves the garbage
+    collector an object for each message."""
     fields, payloads = decode_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.copy_all()
 
 
 def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | EqualLengthPayloads]:
-    """Decodes like `decode_columns`, but payloads of equal length are copied out of the entry only when they are read.
-    """
+    """Decodes an entry like `decode_columns`, but copies payloads of equal length out of the entry only when they are
+    read."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -454,7 +459,8 @@ def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageField
 
 
 class EqualLengthPayloads:
-    """The payloads of a batch whose messages have equal metadata, and therefore payloads of equal length."""
+    """The payloads of a batch whose messages all have equal metadata, and therefore payloads of equal length. Each
+    payload is copied out of the entry when it is read."""
 
     __slots__ = ("_first", "_items", "_size", "_step")
 
@@ -508,8 +514,8 @@ def distinct_keys(metadata: MessageMetadata, payload_offset: int, entry: Buffer)
 
 
 def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
-    """Adds to `found` the keys of the next `count` items of a batch, from the item at `offset`; returns the offset
-    after them."""
+    """Adds to `found` the keys of the next `count` items of a batch; the first item begins at `offset` of the payload.
+    Returns the offset after these items."""
     heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
     try:
         for _ in range(count):
@@ -527,7 +533,8 @@ def collect_item_keys(payload: bytes | mmap, offset: int, count: int, found: dic
 
 
 def single_entry_key(metadata: MessageMetadata) -> bytes | None:
-    """Returns the key of an entry that is not a batch; None if it has no key."""
+    """Returns the key of the only message of an entry that is not a batch; None if the message has no key. A chunk of a
+    message without a key has the message's uuid as its key."""
     key = routing_key(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = chunk_uuid(metadata).encode()  # the chunks of a message belong together
@@ -535,13 +542,14 @@ def single_entry_key(metadata: MessageMetadata) -> bytes | None:
 
 
 def chunk_uuid(metadata: Any) -> str:
-    """Returns the uuid of a chunk. In an old entry it may not be UTF-8, because brokers once did not check it."""
+    """Returns the uuid of the chunked message to which a chunk belongs. In an old entry the uuid may not be UTF-8,
+    because brokers once did not check it."""
     return text_of(metadata.uuid)
 
 
 def routing_key(fields: Any) -> bytes | None:
-    """Returns the key by which Key_Shared orders the message; None if it has no key. `fields` may have text that was
-    not checked (`parse_stored_head`)."""
+    """Returns the key by which a Key_Shared subscription orders the message; None if the message has no key. `fields`
+    may contain text that was not checked (`parse_stored_head`)."""
     if fields.HasField("ordering_key"):
         ordering_key: bytes = fields.ordering_key
         return ordering_key

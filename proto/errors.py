@@ -49,8 +49,8 @@ MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
 
 
 def to_wire(error: BaseException) -> wire.Error:
-    """Returns the wire form of any exception; one that is not a MagnetarError becomes InternalError with its type and
-    text."""
+    """Returns the wire form of an exception. An exception that is not a MagnetarError becomes InternalError with the
+    exception's type and text."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
@@ -62,7 +62,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def from_wire(message: wire.Error) -> MagnetarError:
-    """Returns the exception of a wire error; an unknown code becomes a plain MagnetarError."""
+    """Returns the exception for an error from the wire. An unknown code becomes a plain MagnetarError."""
     error = _BY_CODE.get(message.code, MagnetarError)(message.message)
     error.fields = dict(message.fields)
     return error

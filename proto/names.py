@@ -51,7 +51,8 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def sticky_slot(key: str | bytes) -> int:
-    """Returns the slot of a key, 1 … 65535. Raises UnicodeEncodeError like `key_hash`."""
+    """Returns the slot, 1 … 65535, to which Key_Shared assigns a key. Raises UnicodeEncodeError if the key has a lone
+    surrogate, like `key_hash`."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & STICKY_SLOTS or 1
 
 
@@ -108,7 +109,8 @@ def check_tenant_name(text: str) -> str:
 
 
 def check_namespace_name(text: str) -> str:
-    """Returns the name of a namespace (without its tenant). Raises InvalidName if it breaks the rules."""
+    """Returns the name of a namespace (without its tenant) unchanged. Raises InvalidName if the name breaks the
+    rules."""
     return _check_strict("namespace", text)
 
 
@@ -117,8 +119,8 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    """Returns the name; raises InvalidName if it is not printable text. Most characters are allowed, because Pulsar's
-    Java client names its producers of dead letters after topics."""
+    """Returns the name of a producer unchanged. Raises InvalidName if it is not printable text. Most characters are
+    allowed, because Pulsar's Java client names its producers of dead letters after topics."""
     _check_size("producer", text)
     if not text or not text.isprintable() or text != text.strip():
         raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
@@ -130,7 +132,7 @@ def is_role(text: str) -> bool:
 
 
 def check_role(text: str) -> str:
-    """Returns the role. Raises InvalidName if it is not printable text of a permitted length."""
+    """Returns the name of a role unchanged. Raises InvalidName if it is not printable text of a permitted length."""
     if not is_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -138,7 +140,7 @@ def check_role(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
-    """A tenant and a namespace."""
+    """The name of a namespace: its tenant and its local name."""
 
     tenant: str
     namespace: str
@@ -157,10 +159,11 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic or a partition. `local` is without the partition suffix; `partition` is -1 for a whole topic.
+    """The name of a topic or of a partition. `local` is the last part without the partition suffix; `partition` is -1
+    for a whole topic.
 
-    `full` is with the scheme. `stored_local` is the last part as stored and listed, with the partition suffix. Both are
-    computed once, because opening a topic uses them a dozen times.
+    `full` is the name with the scheme. `stored_local` is the last part as it is stored and listed, with the partition
+    suffix. Both are computed once, because opening a topic uses them a dozen times.
     """
 
     tenant: str
@@ -230,7 +233,8 @@ def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:
 
 
 class Position(NamedTuple):
-    """The position of an entry in a topic. Ordered as a tuple: by ledger, then entry."""
+    """The position of an entry in a topic: its ledger and its entry id. Positions are ordered as tuples: by ledger,
+    then by entry."""
 
     ledger_id: int
     entry_id: int
@@ -251,7 +255,7 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """The position of a message: its entry, its partition, and its index in the batch."""
+    """The id of a message: the position of its entry, its partition, and its index in the batch."""
 
     ledger_id: int
     entry_id: int
@@ -260,7 +264,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)
@@ -313,5 +317,6 @@ DIGITS_MAX = 19
 
 
 def parse_number(text: str) -> int | None:
-    """Parses a number of ASCII digits; returns None if the text is not one, or has more than DIGITS_MAX digits."""
+    """Parses a number of ASCII digits. Returns None if the text is not such a number, or has more than DIGITS_MAX
+    digits."""
     return int(text) if len(text) <= DIGITS_MAX and text.isascii() and text.isdigit() else None

@@ -61,7 +61,7 @@ _PLAIN = frozenset((bool, bytes, float, int, str))
 
 # ------------------------------------------------------------------------------------ to messages
 def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Returns the request message of class `kind` for these arguments. Raises InvalidRequest, with the `name` of the
+    """Returns a request message of class `kind` with these arguments. Raises InvalidRequest, with the `name` of the
     operation, if a value does not fit its field."""
     known = kind.DESCRIPTOR.fields_by_name
     given: dict[str, object] = {}
@@ -76,8 +76,8 @@ def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -
 
 
 def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
-    """Returns the reply message of class `kind` for a handler's result. `field`: the field for the result, if the reply
-    has several."""
+    """Returns a reply message of class `kind` with a handler's result `value`. `field`: the field that gets the result,
+    if the reply has several fields."""
     if isinstance(value, Message):
         return value
     if value is None:
@@ -119,8 +119,8 @@ def _plain(value: Any) -> Any:
 def value_of_reply(
     kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
 ) -> Any:
-    """Converts a reply to a value of type `kind`. `made`: functions that make the caller's own types from their
-    messages."""
+    """Converts a reply message to a value of type `kind` and returns it. `made`: functions that make the caller's own
+    types from their messages."""
     if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
         return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
     return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
@@ -213,7 +213,7 @@ T = TypeVar("T")
 
 
 class Permission(Enum):
-    """The permission that an operation requires of its caller."""
+    """The permission that the caller of an operation must have."""
 
     OPERATE = "a super user"
     MANAGE = "an administrator of the tenant, or a super user"
@@ -225,7 +225,8 @@ class Permission(Enum):
 
 
 class PermissionPlace(Enum):
-    """The object that a permission is for: the field of the request names it."""
+    """The kind of object for which a permission is required, such as a topic. A field of the request names the
+    object."""
 
     NOTHING = "the cluster"
     TENANT = "tenant"
@@ -235,7 +236,7 @@ class PermissionPlace(Enum):
 
 
 class PermissionRule(NamedTuple):
-    """The permission that a request needs, and the field of it that names the place."""
+    """The permission that a request requires of its caller, and the field of the request that names the object."""
 
     permission: Permission
     on: PermissionPlace = PermissionPlace.NOTHING
@@ -244,7 +245,7 @@ class PermissionRule(NamedTuple):
 
 
 class AnsweringBroker(Enum):
-    """The broker that can answer an operation."""
+    """Which broker of the cluster answers an operation."""
 
     ANY = "any broker"
     OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"
@@ -252,7 +253,8 @@ class AnsweringBroker(Enum):
 
 
 class RequestField(NamedTuple):
-    """A field of a request: a keyword of the method, an option of the verb, a parameter of the route's query."""
+    """A field of an operation's request. It is a keyword of the client's method, an option of the command line's verb,
+    and a parameter of the REST route's query."""
 
     name: str
     kind: type[bool] | type[int] | type[str]  # its default is that of the type
@@ -260,7 +262,7 @@ class RequestField(NamedTuple):
 
 
 class PathPart(NamedTuple):
-    """A name in the path of a route that is a field of the request."""
+    """A variable name in the path of a REST route; its value becomes a field of the request."""
 
     name: str
     field: str
@@ -269,8 +271,9 @@ class PathPart(NamedTuple):
 
 
 class HttpRoute(NamedTuple):
-    """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself. {N} and {T}
-    are the paths of a namespace and a topic, {S} that of a subscription."""
+    """A REST route of an operation, below the path of the topic, namespace or tenant that the operation is about, or a
+    path of its own. In `path`, {N} and {T} are the paths of a namespace and of a topic, {S} is the path of a
+    subscription."""
 
     method: str
     path: str
@@ -284,8 +287,8 @@ class HttpRoute(NamedTuple):
 
 
 class CliVerb(NamedTuple):
-    """A verb of the command line. In what is printed `{place}` is the topic by its full name, or the namespace or
-    tenant, and `{subscription}` what -s names."""
+    """The command line verb of an operation. In the printed text, `{place}` is the full name of the topic, or the
+    namespace or tenant, and `{subscription}` is the value of the option -s."""
 
     words: str  # "topics trim"
     line: str  # of the group's help
@@ -297,7 +300,8 @@ class CliVerb(NamedTuple):
 
 
 class Operation(NamedTuple, Generic[T]):
-    """A row. T is the type of the answer."""
+    """One administrative operation: a row of the table of operations, from which client methods, REST routes and
+    command line verbs are made. T is the type of the answer."""
 
     name: str
     rule: PermissionRule
@@ -691,7 +695,8 @@ ANSWERS: dict[str, str] = {}
 
 
 def add(operation: Operation[Any], answer: str) -> None:
-    """A row whose answer is of the type that the text names, of proto/statistics.py or of Python."""
+    """Adds an operation to the table. `answer` is the name of the answer's type, as text: a type of proto/statistics.py
+    or of Python."""
     assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
     OPERATIONS[operation.name], ANSWERS[operation.name] = operation, answer
 
@@ -705,7 +710,8 @@ del _row, _hint, _variable
 
 @cache
 def answer_of(name: str, **of_clients: Any) -> Any:
-    """The type that an operation answers. `of_clients`: what StoredMessage and MessageId are to the caller."""
+    """Returns the type of the answer of the operation `name`. `of_clients`: the types that the caller uses for
+    StoredMessage and MessageId."""
     from . import states as transactions
     from . import statistics
 

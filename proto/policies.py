@@ -32,7 +32,7 @@ NAMESPACES, TOPICS = "namespaces", "topics"
 
 
 class Field(NamedTuple):
-    """A field of `Policies`, and the option of the command line that sets it."""
+    """One field of `Policies`, with the option of the command line that sets it."""
 
     name: str  # of proto/policies.py
     kind: str  # of CONVERTERS (cli/admin/policies.py), or "on/off", or choices with | between
@@ -41,8 +41,8 @@ class Field(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The names of a policy in Pulsar's REST. A policy of one field has a number or a boolean as its body. For a policy
-    whose body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
+    """The names of a policy in Pulsar's REST interface. A policy of one field has a number or a boolean as its body.
+    For a policy whose body has another form, `SHAPES` of broker/rest/policies.py has the functions that convert it."""
 
     namespace: str  # last part of the path; empty: namespaces have none
     topic: str
@@ -54,7 +54,7 @@ class Rest(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A row of `POLICIES`."""
+    """One policy: a row of the table `POLICIES`, with its fields, its command line options and its REST names."""
 
     name: str  # set-NAME for topics
     fields: tuple[Field, ...]  # that are set together
@@ -254,7 +254,7 @@ class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_u
 
 
 def decode(text: str) -> Policies:
-    """Decodes policies. Raises InvalidRequest if the text is not valid."""
+    """Decodes policies from JSON text. Raises InvalidRequest if the text is not valid."""
     try:
         if '"backlog_quota_mib"' not in text:
             return msgspec.json.decode(text or "{}", type=Policies)
@@ -268,14 +268,14 @@ def decode(text: str) -> Policies:
 
 
 def merge_policies(below: Policies, above: Policies) -> Policies:
-    """Returns the policies with each field of `above` that is set, else the field of `below`."""
+    """Returns policies that have each field that `above` sets, and the other fields of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
 def complete_retention(policies: Policies) -> Policies:
-    """Returns the policies with both parts of retention set: if only the time is given, the size is unlimited, and vice
-    versa."""
+    """Returns a copy of the policies in which both parts of retention are set. If only the time is set, the size
+    becomes unlimited, and the other way round."""
     found = policies
     for pair in RETENTIONS:
         minutes, mib = (getattr(policies, name) for name in pair)
@@ -287,13 +287,13 @@ def complete_retention(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """Returns the policies without the fields `names`, which are then inherited."""
+    """Returns a copy of the policies without the fields `names`; these fields are then inherited."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Returns the properties unchanged. Raises InvalidRequest if a name is empty, or if they are more than an object
-    may have."""
+    """Returns the properties unchanged. Raises InvalidRequest if a property's name is empty, or if there are more
+    properties than an object may have."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
     if "" in properties:
         raise InvalidRequest("a property has a key: KEY=VALUE")
@@ -304,8 +304,8 @@ def check_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 def check(policies: Policies) -> Policies:
-    """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or fields contradict each
-    other."""
+    """Returns the policies unchanged. Raises InvalidRequest if a field has an invalid value, or if two fields
+    contradict each other."""
     for name in NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:

@@ -57,7 +57,8 @@ AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
 
 
 class Compatibility(StrEnum):
-    """The compatibility that a new schema of a topic must have with the registered ones. Pulsar's strategies."""
+    """The rule of compatibility that a new schema of a topic must keep with the registered ones. The rules are Pulsar's
+    strategies."""
 
     ALWAYS_INCOMPATIBLE = "always_incompatible"
     ALWAYS_COMPATIBLE = "always_compatible"
@@ -70,7 +71,7 @@ class Compatibility(StrEnum):
 
     @property
     def transitive(self) -> bool:
-        """Whether the new schema must be compatible with all versions, not only with the newest."""
+        """Returns whether the new schema must be compatible with all versions, not only with the newest."""
         return self.value.endswith("_transitive")
 
 
@@ -103,7 +104,8 @@ class KeyValuePair(NamedTuple):
 
 
 def parse_type(text: str) -> SchemaType:
-    """Returns the type with this name, in upper or lower case; BYTES is NONE. Raises InvalidSchema if there is none."""
+    """Returns the schema type with this name, in upper or lower case; BYTES is NONE. Raises InvalidSchema if there is
+    no such type."""
     name = text.upper()
     if name == "BYTES":
         return SchemaType.NONE
@@ -120,18 +122,20 @@ when it reads."""
 
 
 def encode_version(version: int | None) -> bytes:
-    """Encodes a version; None, no version, becomes empty bytes."""
+    """Encodes the version of a schema. None (no version) becomes empty bytes."""
     return b"" if version is None else _VERSION.pack(version)
 
 
 def decode_version(data: bytes) -> int | None:
-    """Returns the version in the first 8 bytes; None if there are fewer. Pulsar before 2.4 wrote 64 bytes."""
+    """Returns the schema version in the first 8 bytes of `data`; None if there are fewer bytes. Pulsar before 2.4 wrote
+    64 bytes."""
     return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
 
 
 # ------------------------------------------------------------------ KEY_VALUE
 def split_key_value(info: SchemaInfo) -> KeyValuePair:
-    """Returns the schemas of key and value of the KEY_VALUE schema `info`. Raises InvalidSchema."""
+    """Returns the two schemas, of the key and of the value, that the KEY_VALUE schema `info` contains. Raises
+    InvalidSchema."""
     key, at = _half(info.data, 0)
     value, end = _half(info.data, at)
     if end != len(info.data):
@@ -166,9 +170,8 @@ def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
 
 
 def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
-    """Returns the KEY_VALUE schema of two schemas. `separated`: the key is the key of the message, not a part of the
-    payload.
-    """
+    """Returns the KEY_VALUE schema made of the schemas `key` and `value`. `separated`: the key is stored as the key of
+    the message, not as a part of the payload."""
     properties = {"kv.encoding.type": "SEPARATED" if separated else "INLINE"}
     for half, info in (("key", key), ("value", value)):
         properties[f"{half}.schema.name"] = info.name
@@ -180,7 +183,8 @@ def join_key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = Fals
 
 # ------------------------------------------------------------------ as operators write it
 def definition_text(info: SchemaInfo) -> str:
-    """Returns the definition as text; that of a KEY_VALUE schema as JSON with `key` and `value`, as in pulsar-admin."""
+    """Returns the definition of a schema as text. The definition of a KEY_VALUE schema is JSON with `key` and `value`,
+    as in pulsar-admin."""
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), split_key_value(info), strict=True)}
@@ -195,9 +199,8 @@ def _told(data: bytes) -> object:
 
 
 def parse_info(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
-    """Returns the schema for its parts as `definition_text` returns them and operators write them: {"type": …,
-    "schema": text, "properties": …}. Raises InvalidSchema.
-    """
+    """Returns the schema with these parts, in the form in which `definition_text` returns them and operators write
+    them: {"type": …, "schema": text, "properties": …}. Raises InvalidSchema."""
     kind, data = parse_type(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:

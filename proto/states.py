@@ -79,9 +79,8 @@ else:
 
 
 class KeyDistribution(_Words):
-    """How a Key_Shared subscription divides the keys among its consumers. NONE: the subscription has another type, or
-    no consumer.
-    """
+    """How a Key_Shared subscription distributes the keys among its consumers. NONE: the subscription has another type,
+    or no consumer."""
 
     NONE = ""
     AUTO_SPLIT = "AUTO_SPLIT"
@@ -90,7 +89,8 @@ class KeyDistribution(_Words):
 
 
 class Blocked(_Words):
-    """The reason why no consumer of a subscription gets the next message. NO: a consumer gets it."""
+    """The reason why no consumer of a subscription gets the next message. NO: there is no such reason, and a consumer
+    gets the message."""
 
     NO = ""
     NO_CONSUMER = "no consumer is connected"
@@ -112,9 +112,8 @@ class Blocked(_Words):
 
 
 class BacklogQuotaState(_Words):
-    """The reaction of a topic whose backlog is above its quota. NOT_REACHED: the backlog is not above it, or there is
-    no quota.
-    """
+    """How a topic reacts to a backlog above its quota. NOT_REACHED: the backlog is not above the quota, or there is no
+    quota."""
 
     NOT_REACHED = ""
     HOLD = "producers wait: the backlog quota is reached"
@@ -124,7 +123,7 @@ class BacklogQuotaState(_Words):
 
 
 class TopicState(_Words):
-    """The state of a topic's log at its owner."""
+    """The state of a topic's log at the broker that owns the topic."""
 
     OPENING = "opening"
     SERVING = "serving"
@@ -137,7 +136,7 @@ class TopicState(_Words):
 
 
 class LedgerState(_Words):
-    """The state of a ledger. OPEN: the owner of its topic writes to it."""
+    """The state of a ledger. OPEN: the broker that owns the ledger's topic writes to it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -145,9 +144,8 @@ class LedgerState(_Words):
 
 
 class LedgerStays(_Words):
-    """The reason why a ledger of a topic is not deleted: the first of these that holds, in this order. NO: the next
-    trim deletes the ledger.
-    """
+    """The reason why a ledger of a topic is not deleted. If several reasons hold, it is the first of them in this
+    order. NO: the next trim deletes the ledger."""
 
     NO = ""
     OPEN = "it is the last of the list, or it is written"
@@ -201,23 +199,23 @@ class InitialPosition(enum.IntEnum):
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """Which messages may be delivered before one that failed and will be redelivered: any, or only those with another
-    key.
-    """
+    """Which messages may be delivered while a failed message waits for its redelivery: any message, or only messages
+    with another key."""
 
     ANY = 0
     KEY = 1
 
 
 class KeySharedMode(enum.IntEnum):
-    """How slots of keys are assigned in Key_Shared: the broker divides them, or each consumer names its own."""
+    """How the slots of keys are assigned to consumers in Key_Shared: the broker divides them, or each consumer names
+    its own slots."""
 
     AUTO_SPLIT = 0
     STICKY = 1
 
 
 class AckedEntry(NamedTuple):
-    """An acknowledged entry, or some acknowledged messages of a batch."""
+    """An acknowledgement of a whole entry, or of some messages of a batch."""
 
     position: Position
     bits: int = 0
@@ -225,7 +223,7 @@ class AckedEntry(NamedTuple):
 
 
 class EntrySet(NamedTuple):
-    """Whole entries of one ledger."""
+    """A set of whole entries of one ledger."""
 
     ledger_id: int
     entries: bytes
@@ -234,7 +232,7 @@ class EntrySet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastMessage:
-    """The last message of a topic, as a subscription sees it, and the position of the subscription."""
+    """The last message of a topic, as a subscription sees it, and the position of that subscription."""
 
     position: Position  # of its entry; (-1, -1): the topic is empty
     batch_index: int  # -1: its entry is no batch
@@ -247,7 +245,8 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_of(kind: type[E], value: int, what: str) -> E:
-    """Returns the member of `kind` with the number `value`. Raises InvalidRequest if there is none."""
+    """Returns the member of the enum `kind` with the number `value`. Raises InvalidRequest if there is no such member;
+    `what` names the value in the error text."""
     try:
         return kind(value)
     except ValueError:
@@ -273,7 +272,7 @@ _TEXT = re.compile(r"\(?(\d{1,4}),\s?(\d{1,19})\)?\Z")
 
 
 class TxnState(enum.IntEnum):
-    """The state of a transaction, as a coordinator answers it. The numbers are those of proto/wire.proto."""
+    """The state of a transaction, as its coordinator reports it. The numbers are those of proto/wire.proto."""
 
     OPEN = 0
     PREPARED = 1
@@ -283,9 +282,8 @@ class TxnState(enum.IntEnum):
 
 
 class Isolation(enum.IntEnum):
-    """Which messages a consumer receives: only committed ones, or all that are stored, also those of open and aborted
-    transactions.
-    """
+    """Which messages a consumer receives: only committed messages, or all stored messages, including those of open and
+    aborted transactions."""
 
     READ_COMMITTED = 0
     READ_UNCOMMITTED = 1
@@ -299,19 +297,21 @@ class TxnId(NamedTuple):
 
     @classmethod
     def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
-        """Returns an id without checks: the coordinator must keep its numbers within the bits."""
+        """Returns the transaction id with these parts, without checks. The coordinator must keep the numbers within
+        their bits."""
         return cls(coordinator, epoch << COUNTER_BITS | counter)
 
     @classmethod
     def from_numbers(cls, most: int, least: int) -> TxnId:
-        """Returns the id with these two numbers. Raises InvalidRequest if they cannot be an id of this cluster."""
+        """Returns the transaction id with these two numbers. Raises InvalidRequest if they cannot be a transaction id
+        of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Parses an id. Raises InvalidRequest if the text is not one."""
+        """Parses a transaction id from text. Raises InvalidRequest if the text is not a transaction id."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -337,7 +337,8 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Returns the number of the coordinator for the transactions of `name`, the name of a holder or a sink."""
+    """Returns the number of the coordinator that is responsible for the transactions of `name`, the name of a holder or
+    of a sink."""
     return partition_of(name, coordinators)
 
 

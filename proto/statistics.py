@@ -63,7 +63,7 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The permissions granted at a namespace, or at a topic (which has `roles` alone)."""
+    """The permissions that are granted at a namespace, or at a topic (then only `roles` is set)."""
 
     roles: Mapping[str, tuple[str, ...]]  # role → actions, such as "produce", "consume"
     subscriptions: Mapping[str, tuple[str, ...]]  # name → the only roles that may use it
@@ -72,7 +72,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """The settings with which a namespace makes its topics."""
+    """The settings of a namespace: how its topics are created, and into how many bundles they are divided."""
 
     name: str  # tenant/namespace
     bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
@@ -83,7 +83,7 @@ class NamespaceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """How many topics and bundles brokers have unloaded."""
+    """The result of an unload: the numbers of topics and of bundles that brokers have unloaded."""
 
     topics: int
     bundles: int
@@ -103,7 +103,7 @@ class ProducerStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """A range of the slots 0 … 65535 to which keys are hashed, with both ends."""
+    """A range of the slots 0 … 65535, to which Key_Shared hashes keys. Both ends are included."""
 
     first: int
     last: int
@@ -127,7 +127,8 @@ class ConsumerStats:
 
 @dataclass(frozen=True, slots=True)
 class DrainingSlot:
-    """A slot of keys that moves to another consumer as soon as its delivered messages are acknowledged."""
+    """A slot of keys that is about to move to another consumer: it moves as soon as its delivered messages are
+    acknowledged."""
 
     slot: int
     unacked_entries: int
@@ -136,7 +137,7 @@ class DrainingSlot:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """The statistics of a subscription at one partition."""
+    """The statistics of a subscription of one partition."""
 
     name: str
     type: SubscriptionType
@@ -171,7 +172,7 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicTransactions:
-    """The transactions of a topic that has seen any. `last_stable`: readers of committed messages do not receive
+    """The transactions of a topic that had at least one. `last_stable`: consumers of committed messages do not receive
     messages after this position."""
 
     last_stable: Position
@@ -187,7 +188,7 @@ class TopicTransactions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """A page of the statistics of one broker for a namespace."""
+    """One page of a broker's statistics for a namespace."""
 
     topics: tuple[TopicStats, ...]
     next: str  # the next page follows it; empty: there is none
@@ -197,8 +198,8 @@ class NamespaceStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """The statistics of a topic without partitions, or of one partition. Rates are of the last minute: messages and
-    bytes a second."""
+    """The statistics of a topic without partitions, or of one partition. Rates are those of the last minute, in
+    messages and bytes per second."""
 
     name: str
     owner: str  # HOST:PORT of its broker
@@ -230,7 +231,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class LedgerStats:
-    """A ledger of a topic's log."""
+    """The statistics of one ledger of a topic's log."""
 
     ledger_id: int
     state: LedgerState
@@ -243,7 +244,8 @@ class LedgerStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicInternalStats:
-    """The log of a topic (of one partition). `replication` is "E/Qw/Qa" of the ledger that is written."""
+    """The statistics of the log of a topic (of one partition). `replication` is "E/Qw/Qa" (ensemble size, write quorum,
+    ack quorum) of the ledger that is being written."""
 
     state: TopicState
     ledgers: tuple[LedgerStats, ...]
@@ -257,8 +259,8 @@ class TopicInternalStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Indexes of messages in one partition: `earliest_index` is that of the first stored message, `end_index` is one
-    after the last."""
+    """The indexes of the messages in one partition: `earliest_index` is the index of the first stored message,
+    `end_index` is one after the index of the last message."""
 
     earliest_index: int
     end_index: int
@@ -271,7 +273,7 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """The last compaction of a topic (of one partition), and the compacted ledger that is read now."""
+    """The status of the last compaction of a topic (of one partition), and the compacted ledger that is read now."""
 
     state: CompactionState
     step: str  # where it is, or where it failed
@@ -291,7 +293,7 @@ class CompactionStatus:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Entries of a partition that every replica lost, and that readers skip."""
+    """A range of entries of a partition that every replica has lost, and that readers skip."""
 
     ledger_id: int
     first_entry: int
@@ -303,7 +305,7 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class LostOfSubscription:
-    """The lost messages that a durable subscription does not get."""
+    """The number of lost messages that a durable subscription had not acknowledged and will not receive."""
 
     name: str
     messages: int  # that it had not acknowledged; -1: it is not known how many
@@ -311,7 +313,7 @@ class LostOfSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SkippedLost:
-    """The ranges that `skip_lost` made readers skip; no ranges: nothing is lost."""
+    """The result of `skip_lost`: the ranges of lost entries that readers now skip. No ranges: nothing is lost."""
 
     ranges: tuple[LostRange, ...]
     subscriptions: tuple[LostOfSubscription, ...]
@@ -343,7 +345,8 @@ class TopicSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaTest:
-    """Whether a schema could be registered. `refused`: why not; empty: it could. `compatibility`: the rule."""
+    """The result of a test whether a schema could be registered. `refused`: the reason why not; empty: the schema could
+    be registered. `compatibility`: the rule that was applied."""
 
     refused: str
     compatibility: Compatibility
@@ -352,8 +355,8 @@ class SchemaTest:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: the number of loaded topics that it reports. `bundles`: the number of bundles and
-    transaction coordinators that it owns; None: the broker did not answer."""
+    """A registered broker. `topics`: the number of loaded topics that the broker reports. `bundles`: the number of
+    bundles and transaction coordinators that it owns; None: the broker did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -364,8 +367,8 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A loaded topic in a list of topics, without a read: its backlog is about that. Rates are of the seconds between
-    the last two walks of its broker over all topics."""
+    """A loaded topic in a list of topics. It is made without a read, so its backlog is approximate. Rates are those
+    between the last two walks of its broker over all topics."""
 
     name: str
     owner: str  # HOST:PORT of its broker
@@ -383,7 +386,7 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSums:
-    """The totals of the loaded topics of a namespace at one broker. An empty `name`: of all namespaces."""
+    """The totals of the loaded topics of a namespace at one broker. An empty `name`: the totals of all namespaces."""
 
     name: str
     topics: int
@@ -400,7 +403,8 @@ class NamespaceSums:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSummary:
-    """A broker with its sums, and at most 50 topics each with most traffic, the largest backlog, the oldest message."""
+    """A broker with its totals, and three lists of at most 50 topics: those with the most traffic, with the largest
+    backlog, and with the oldest message."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -418,8 +422,9 @@ class BrokerSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """The summaries of all brokers that answered within a second; the names of the others are in `silent`. While the
-    metadata does not answer, the brokers are those that the one which was asked knew last, and so are the bookies."""
+    """The summaries of all brokers that answered within a second; the names of the other brokers are in `silent`. While
+    the metadata does not answer, the lists of brokers and bookies are the last ones that the broker which was asked has
+    read."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -429,7 +434,8 @@ class ClusterSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicPage:
-    """A page of the loaded topics of all brokers; brokers that did not answer within a second are in `silent`."""
+    """One page of the list of loaded topics of all brokers. The brokers that did not answer within a second are in
+    `silent`."""
 
     topics: tuple[TopicRow, ...]
     next: str  # the next page is `after` it; empty: there is none
@@ -439,8 +445,9 @@ class TopicPage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSetting:
-    """A setting in force at a broker. `source`: default, file, environment, option (or a share of `memory_bytes`), or
-    dynamic: it was changed for all brokers while they run. `dynamic`: it may be."""
+    """A setting that is in force at a broker. `source` says where its value comes from: default, file, environment,
+    option (or a share of `memory_bytes`), or dynamic: the value was changed for all brokers while they run. `dynamic`:
+    whether the setting can be changed in this way."""
 
     name: str
     value: str
@@ -450,8 +457,8 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """What a broker says of itself to an operator: its clock, its limit of open files, the settings in force; if asked
-    for, where each of its tasks waits and a page of its metrics."""
+    """The description that a broker gives of itself to an operator: its clock, its limit of open files, and the
+    settings in force; if asked for, also where each of its tasks waits, and a page of its metrics."""
 
     name: str
     version: str
@@ -464,8 +471,8 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class WhyStuck:
-    """The reasons why a subscription of one partition makes no progress, as sentences: what it waits for, and what
-    would end the wait. `stuck` is False if the subscription has delivered everything, or is delivering."""
+    """The reasons why a subscription of one partition makes no progress, as sentences: what the subscription waits for,
+    and what would end the wait. `stuck` is False if the subscription has delivered everything, or is delivering."""
 
     stuck: bool
     blocked: Blocked
@@ -474,8 +481,8 @@ class WhyStuck:
 
 @dataclass(frozen=True, slots=True)
 class KeptLedger:
-    """A ledger of a topic, with the reason why it is kept. `subscriptions`: those that have not acknowledged all of
-    it."""
+    """A ledger of a topic, with the reason why it is kept. `subscriptions`: the subscriptions that have not
+    acknowledged all messages of the ledger."""
 
     ledger_id: int
     bytes: int
@@ -487,15 +494,16 @@ class KeptLedger:
 
 @dataclass(frozen=True, slots=True)
 class WhyKept:
-    """The ledgers of one partition, the oldest first, each with the reason why it is kept."""
+    """The ledgers of one partition, the oldest first, each with the reason why the ledger is kept."""
 
     ledgers: tuple[KeptLedger, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CursorBucket:
-    """Entries of a subscription that follow each other in the log, counted. `first_index` is about the index of the
-    first message: within a ledger messages are taken as spread evenly."""
+    """A run of entries that follow each other in the log, and how many of them a subscription has acknowledged,
+    acknowledged in an open transaction, or delayed. `first_index` is approximately the index of the first message:
+    messages are assumed to be spread evenly within a ledger."""
 
     first: Position
     first_index: int
@@ -507,7 +515,7 @@ class CursorBucket:
 
 @dataclass(frozen=True, slots=True)
 class CursorGap:
-    """Entries of one ledger in a row that are not acknowledged, before one that is."""
+    """A run of entries of one ledger that are not acknowledged, before an entry that is acknowledged."""
 
     first: Position
     entries: int
@@ -517,8 +525,8 @@ class CursorGap:
 
 @dataclass(frozen=True, slots=True)
 class CursorShape:
-    """The acknowledged entries of a subscription of one partition after `mark_delete`: at most 1,000 buckets of about
-    equally many entries, and the ten largest gaps. `end`: the last entry."""
+    """Which entries after `mark_delete` a subscription of one partition has acknowledged: at most 1,000 buckets of
+    about equally many entries, and the ten largest gaps. `end`: the last entry."""
 
     mark_delete: Position
     end: Position
@@ -528,8 +536,8 @@ class CursorShape:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopies:
-    """A ledger of a topic, and the bookies that should have its copies. For a ledger that is not closed, `entries` and
-    `bytes` count the confirmed entries."""
+    """A ledger of a topic, and the bookies that should have its copies. If the ledger is not closed, `entries` and
+    `bytes` count only the confirmed entries."""
 
     ledger_id: int
     state: LedgerState
@@ -557,7 +565,7 @@ class MetadataNode:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedRole:
-    """A credential with which producers and consumers of a broker are connected."""
+    """A credential (role) with which producers and consumers are connected to a broker."""
 
     role: str  # empty: without security
     kind: str  # client, member, local or anonymous
@@ -570,7 +578,7 @@ class ConnectedRole:
 
 @dataclass(frozen=True, slots=True)
 class RefusedCaller:
-    """A caller to whom a broker denied something, and how often in the last period of its audit log."""
+    """A caller to whom a broker denied an operation, and how often in the last period of the broker's audit log."""
 
     caller: str
     refusals: int
@@ -578,7 +586,7 @@ class RefusedCaller:
 
 @dataclass(frozen=True, slots=True)
 class SecurityDescription:
-    """The callers that are connected to the broker that was asked, and the callers to whom it denied an operation;
+    """The callers that are connected to the broker that was asked, and the callers to whom it denied an operation; the
     callers with the most refusals come first."""
 
     broker: str
@@ -588,7 +596,7 @@ class SecurityDescription:
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """A registered bookie, as of its registration."""
+    """A registered bookie, as its registration describes it."""
 
     id: str  # UUID
     endpoint: str  # HOST:PORT
@@ -600,7 +608,7 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class OrphanLedger:
-    """A ledger without an owner. `subscription` is empty for a ledger of a topic."""
+    """A ledger to which no topic and no cursor refers. `subscription` is empty if it was a ledger of a topic."""
 
     ledger_id: int
     topic: str
@@ -612,8 +620,8 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """The result of a search for orphans. `orphans`: ledgers to which no topic and no cursor refers; `missing`: ledgers
-    that a topic lists, but that were deleted."""
+    """The result of a search for orphaned ledgers. `orphans`: the ledgers to which no topic and no cursor refers;
+    `missing`: the ledgers that a topic lists although they were deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
@@ -621,7 +629,7 @@ class Orphans:
 
 @dataclass(frozen=True, slots=True)
 class SinkOfTransaction:
-    """The batch that a transaction of a sink writes; all fields are empty if the transaction has no sink."""
+    """The batch of a sink that a transaction writes. All fields are empty if the transaction has no sink."""
 
     sink_id: str
     query_id: str
@@ -649,8 +657,8 @@ class TransactionStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTransactions:
-    """The transactions of one coordinator, the oldest first. `committed` and `aborted` count since its last take-over
-    by a broker."""
+    """The transactions of one coordinator, the oldest first. `committed` and `aborted` count transactions since the
+    last take-over of the coordinator by a broker."""
 
     items: tuple[TransactionStats, ...]
     open: int
@@ -669,7 +677,7 @@ class CoordinatorTransactions:
 
 
 class HalfState(IntEnum):
-    """The state of an undecided half message. ENDING: the record of its end is being written."""
+    """The state of a half message that is not decided yet. ENDING: the record of its end is being written."""
 
     WAITING = 0
     ASKED = 1
@@ -679,7 +687,7 @@ class HalfState(IntEnum):
 
 
 class HalfDecision(IntEnum):
-    """The decision of an operator about a half message."""
+    """An operator's decision about a half message: to commit it, roll it back, park it or revive it."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -716,7 +724,7 @@ class CoordinatorHalves:
 
 @dataclass(frozen=True, slots=True)
 class PendingOfTransaction:
-    """The acknowledgements of a transaction in a subscription."""
+    """The acknowledgements in a transaction, for one subscription."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one
@@ -725,7 +733,8 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """The part of a transaction at one topic, and what waits at that topic for the end of the transaction."""
+    """The part of a transaction at one topic, and the acknowledgements at that topic that wait for the end of the
+    transaction."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry
@@ -744,7 +753,8 @@ def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
 
 
 def pick(table: Table, found: object, names: str) -> dict[str, Any]:
-    """Returns the fields with these names of a statistics object, as `table` converts them, in the order of `names`."""
+    """Returns the fields `names` (a text with spaces) of a statistics object as a dictionary, in this order. `table`
+    has the function that converts each field."""
     return {name: table[name](found) for name in names.split()}
 
 
@@ -808,7 +818,7 @@ def optional(place: object, none: str | None = None) -> str | None:
 
 
 def transaction_form(found: TransactionStats) -> dict[str, Any]:
-    """Returns the JSON of a transaction."""
+    """Returns the statistics of a transaction in their JSON form."""
     return {
         "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
         "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
@@ -817,8 +827,8 @@ def transaction_form(found: TransactionStats) -> dict[str, Any]:
 
 
 def topic_transaction_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
-    """Returns the JSON of a topic's part of a transaction, and of what waits for the transaction's end. `none`: the
-    text for a missing position."""
+    """Returns the JSON form of the part of a transaction at one topic, and of the acknowledgements there that wait for
+    the transaction's end. `none`: the text for a missing position."""
     subscriptions = found.subscriptions
     pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
     return {
@@ -828,7 +838,7 @@ def topic_transaction_form(found: TransactionHere, none: str | None = None) -> d
 
 
 def half_form(found: HalfStats) -> dict[str, Any]:
-    """Returns the JSON of a half message."""
+    """Returns the statistics of a half message in their JSON form."""
     return {
         "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
         "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
@@ -837,7 +847,7 @@ def half_form(found: HalfStats) -> dict[str, Any]:
 
 
 def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the JSON of a coordinator."""
+    """Returns the statistics of transaction coordinator `number` in their JSON form."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
         "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
@@ -845,8 +855,8 @@ def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, A
 
 
 def table_row(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON `form` as a row of a table for the command line: times in seconds, lists as text, names as on
-    the command line."""
+    """Returns the JSON object `form` as one row of a table that the command line prints: with times in seconds, lists
+    as text, and names as the command line writes them."""
     return {
         re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
         if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value

@@ -19,7 +19,7 @@ PRODUCT = "0.1.0"
 
 
 class Format(NamedTuple):
-    """A row of the table: the name of a format, its version, and the magic of its files."""
+    """A row of the table of formats: the name of a format, its version, and the magic of its files."""
 
     name: str
     version: int
@@ -53,7 +53,7 @@ STORAGE = (
 
 
 def newer_format_text(form: Format, found: int, where: str) -> str:
-    """Returns the error text for data that a later Magnetar wrote."""
+    """Returns the error text that says that a later Magnetar wrote the data at `where`."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
         "A later Magnetar wrote it: upgrade this one to that version or a later one"
@@ -61,7 +61,7 @@ def newer_format_text(form: Format, found: int, where: str) -> str:
 
 
 def check_format(form: Format, found: int, where: str) -> None:
-    """Raises NewerFormat when a later Magnetar wrote the data at `where` (a path, a ledger and its topic)."""
+    """Raises NewerFormat if a later Magnetar wrote the data at `where` (a path, or a ledger and its topic)."""
     if found > form.version:
         from .errors import NewerFormat
 
@@ -69,7 +69,7 @@ def check_format(form: Format, found: int, where: str) -> None:
 
 
 def is_compiled() -> bool:
-    """Whether the modules of the data path are compiled to C (list in setup.py)."""
+    """Returns whether the modules of the data path are compiled to C (the list of them is in setup.py)."""
     found = find_spec("magnetar.proto.checksum")
     return found is not None and not str(found.origin).endswith(".py")
 

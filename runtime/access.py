@@ -20,7 +20,8 @@ from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):
-    """The way in which a principal was authenticated."""
+    """How a principal was authenticated: not at all (LOCAL: a listener without security), as a caller without
+    credentials, by a client's credential, or by a certificate of the cluster."""
 
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
@@ -30,9 +31,8 @@ class PrincipalKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. `name` is Pulsar's role; that of a member of the cluster is `broker/NAME`, `bookie/UUID`
-    or `operator/NAME`.
-    """
+    """An authenticated caller. `name` is the role in Pulsar's sense; a member of the cluster has the name
+    `broker/NAME`, `bookie/UUID` or `operator/NAME`."""
 
     name: str
     kind: PrincipalKind
@@ -51,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The facts that a listener has about a caller before it reads a request. Only `certificate` is verified."""
+    """What a listener knows about a caller before it reads a request. Only `certificate` has been verified."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -67,7 +67,7 @@ AUTHORIZATION_MAX = 16 << 10
 
 
 class Guard(Protocol):
-    """Authenticates the callers of one listener, and decides which rpcs a principal may call."""
+    """Authenticates the callers of one listener, and decides which rpcs a caller may use."""
 
     async def authenticate(self, caller: Caller) -> Principal:
         """Returns the principal of a caller. Raises Unauthenticated if its credentials are missing, wrong, expired or
@@ -82,10 +82,9 @@ class Guard(Protocol):
         ...
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why a principal's credentials are not valid any more although they have not expired: they were
-        revoked, or the key that verified them was replaced. Returns "" if they are valid. Asked about principals with
-        open streams; must not wait.
-        """
+        """Returns the reason why credentials that have not expired are no longer valid: they were revoked, or the key
+        that verified them was replaced. Returns "" if they are still valid. Called for principals with open streams;
+        must not wait."""
         ...
 
 
@@ -103,7 +102,8 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """How much of the process the callers of a listener may use."""
+    """The limits for the callers of one listener: connections, streams of one address, authentications at a time, and
+    seconds without progress on a stream."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -114,7 +114,7 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """What a listener requires of its callers, and how it limits them."""
+    """How a listener authenticates its callers, and which limits they have."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
@@ -124,9 +124,8 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """The credentials with which a client calls a listener. `authorization` returns the value of that header for each
-    call and stream; it must not wait.
-    """
+    """The credentials that a client sends to a listener. `authorization` returns the value of the header
+    `authorization` for each call and stream; it must not wait."""
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None

@@ -18,9 +18,8 @@ RESOLUTION_S = 0.001
 
 
 class Alarm:
-    """A timer that calls `ring` once, at the time `at` (seconds of `clock`; infinity: not set). Must be made inside a
-    running loop.
-    """
+    """A timer that calls `ring` once, at the time `at` (seconds of `clock`; infinity: the alarm is not set). Must be
+    created inside a running event loop."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self.at = math.inf
@@ -37,7 +36,7 @@ class Alarm:
             self._timer = self._loop.call_later(max(RESOLUTION_S, when - self._clock.monotonic()), self._rings)
 
     def cancel(self) -> None:
-        """Cancels the alarm: it does not ring until it is set again."""
+        """Cancels the alarm: `ring` is not called until the alarm is set again."""
         self.at = math.inf
         if self._timer is not None:
             self._timer.cancel()

@@ -29,18 +29,19 @@ SLOW_S, SLOW_LOOKS = 10.0, 4
 
 
 class ArrivingLongMessage(Protocol):
-    """A message that is so long that memory must be reserved (`ArrivingMessagesMemory.admit`) before it has arrived in
-    full."""
+    """A message of a stream that is too long for the receive window. Memory must be reserved for the message
+    (`ArrivingMessagesMemory.admit`) before it can arrive completely."""
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for the message, which had to wait for it."""
+        """Called when the message had to wait for memory, and the memory is now reserved."""
 
     def on_too_slow(self) -> None:
-        """Called to end the message, because it arrives slowly and others wait for its memory."""
+        """Called when the message arrives too slowly while others wait for its memory. The message must be ended."""
 
 
 class ArrivingMessagesMemory:
-    """The memory of messages that are arriving, or have arrived and are not read yet."""
+    """Bounds the memory of all messages that are arriving at a process, or have arrived and were not read by the
+    service yet."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
@@ -53,9 +54,8 @@ class ArrivingMessagesMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def reserve_window(self, wanted: int) -> int:
-        """Returns the size of the receive window for a new stream, at most `wanted`. It stays reserved until
-        `release_window`.
-        """
+        """Reserves memory for the receive window of a new stream. Returns the size of the window, at most `wanted`. The
+        memory stays reserved until `release_window` is called."""
         size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
         self.windows += size
         return size
@@ -64,9 +64,8 @@ class ArrivingMessagesMemory:
         self.windows -= size
 
     def admit(self, message: ArrivingLongMessage, size: int) -> bool:
-        """Reserves memory for a long message. Returns False if there is none now: then `message.place` is called as
-        soon as there is.
-        """
+        """Reserves memory for a long message of `size` bytes. Returns False if there is not enough memory now: then
+        `message.on_memory_reserved` is called as soon as there is."""
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
@@ -76,20 +75,21 @@ class ArrivingMessagesMemory:
         return True
 
     def on_message_complete(self, message: ArrivingLongMessage) -> None:
-        """Called when the message has arrived in full; it is not read yet."""
+        """Called when a long message has arrived completely. The service has not read the message yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def on_messages_read(self, message: ArrivingLongMessage) -> None:
-        """Called when the service has read all messages that arrived in full on this stream: frees their memory."""
+        """Called when the service has read all messages of this stream that have arrived completely. Frees their
+        memory."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
     def discard(self, message: ArrivingLongMessage) -> None:
-        """Frees the memory of a message whose stream has ended."""
+        """Frees the memory of a long message whose stream has ended."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()
@@ -140,9 +140,8 @@ ROOM_BYTES = 1 << 20
 
 
 class MemoryBudget:
-    """Counts and bounds the bytes that all callers of a process use together. Who stores such bytes must add them to
-    `held`, and subtract them when they are dropped. `tight` is half of `limit`.
-    """
+    """Counts and limits the bytes that all callers of a process use together. Code that stores such bytes must add them
+    to `held`, and subtract them when it drops them. `tight` is half of `limit`."""
 
     __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
 
@@ -154,7 +153,7 @@ class MemoryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait_room(self) -> None:
-        """Waits until at most `limit` bytes are in use. Waiters continue in the order in which they came."""
+        """Waits until at most `limit` bytes are in use. Callers that wait continue in the order of their calls."""
         while self.held > self.limit:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()

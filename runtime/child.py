@@ -51,7 +51,7 @@ FRAME_BYTES_MAX = 256 << 20
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame of the link."""
+    """The type of a frame on the link between a child process and its parent."""
 
     READY = 1
     ASK = 2
@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame on the link between a child process and its parent."""
+    """One message on the link between a child process and its parent."""
 
     kind: Kind
     number: int = 0
@@ -73,13 +73,14 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes a stream of bytes into frames."""
+    """Splits the bytes that arrive on the link between a child and its parent into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Adds `data`; yields the frames that are complete. Raises ValueError if the bytes are not a frame."""
+        """Adds received bytes, and yields each frame that is now complete. Raises ValueError if the bytes are no
+        frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)
@@ -107,9 +108,8 @@ Text = Callable[[str], Awaitable[bytes]]
 
 
 class OtherProcesses(NamedTuple):
-    """The metrics of the other processes of this server: the texts of those that answered in time, by name, and how
-    often each process was restarted.
-    """
+    """What a process got from the other processes of its server: the texts of their metrics, by the process's name, for
+    those that answered in time; and how often each process was restarted."""
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -128,7 +128,7 @@ class _Question:
 
 
 class Child:
-    """A child process, and its link to the parent."""
+    """The child process that runs this code: its link to the parent process."""
 
     def __init__(self, name: str, link: socket.socket) -> None:
         self.name = name
@@ -140,20 +140,20 @@ class Child:
         self._last = 0
 
     async def attach(self, text: Text) -> None:
-        """Connects to the parent. `text` returns the text of this process's metrics; it is called when another process
-        asks for them.
-        """
+        """Connects to the parent process. `text` returns the metrics of this process as text; it is called when another
+        process asks for them."""
         reader, self._writer = await asyncio.open_connection(sock=self._link)
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """Closes the link when this process ends; the process then does not notice the end of the parent any more."""
+        """Closes the link to the parent, at the end of this process. Afterwards the process does not notice when the
+        parent ends."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
 
     def report_ready(self, **facts: object) -> None:
-        """Tells the parent that this process serves."""
+        """Tells the parent process that this process is ready to serve clients."""
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
         if os.environ.get("WATCHDOG_USEC"):  # of the parent, which alone speaks to systemd
@@ -165,8 +165,8 @@ class Child:
             loop.call_later(BEAT_S, self._beat, loop)
 
     async def ask_metrics_of_others(self, query: str = "") -> OtherProcesses:
-        """Asks the other processes for their metrics; returns those that have arrived within OTHERS_S. `query`: of the
-        page (runtime/metrics.py `MetricsQuery`)."""
+        """Asks the other processes of the server for their metrics, and returns the answers that arrived within
+        OTHERS_S. `query`: what is asked of the page (`MetricsQuery` in runtime/metrics.py)."""
         async with self._asking:
             self._last += 1
             question = self._questions[self._last] = _Question()

@@ -12,21 +12,21 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The two clocks of a process."""
+    """The clocks of a process: the wall clock and a monotonic one."""
 
     def wall_ms(self) -> int:
-        """Returns milliseconds since the epoch; may jump. For records that people read, never for deadlines."""
+        """Returns the wall-clock time in milliseconds since the epoch. The clock may jump, so it is for records that
+        people read, never for deadlines."""
         ...
 
     def monotonic(self) -> float:
-        """Returns the seconds of a clock that never goes back. Its origin has no meaning: a time may be compared only
-        with others of the same clock.
-        """
+        """Returns the time in seconds of a clock that never goes back. The time may be compared only with other times
+        of the same clock."""
         ...
 
 
 class SystemClock:
-    """The system's clocks: time of day, and CLOCK_MONOTONIC."""
+    """The clocks of the operating system: the time of day, and CLOCK_MONOTONIC."""
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -47,7 +47,7 @@ _SOURCES: dict[str, dict[str, str]] = {}
 
 
 class Setting(NamedTuple):
-    """A row of the table of settings: one setting with its type, default and comment."""
+    """One setting in the generated table of settings: its name, type, default and comment."""
 
     name: str
     type: str
@@ -64,9 +64,9 @@ def load(
     overrides: Mapping[str, object] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """Returns the configuration of class `kind` (a frozen struct) for `section`. `defaults` replace the defaults of
-    `kind`; overrides of None are ignored. Raises InvalidConfiguration.
-    """
+    """Returns the configuration of the class `kind` (a frozen struct) for `section`. Its values come from the file, the
+    environment and `overrides`; overrides of None are ignored. `defaults` replace the defaults of `kind`. Raises
+    InvalidConfiguration."""
     values: dict[str, object] = dict(defaults or {})
     sources = _SOURCES[section] = dict.fromkeys(values, "default")
     if file is not None:
@@ -89,8 +89,8 @@ def load(
 
 
 def source_of(section: str, name: str, *, is_default: bool) -> str:
-    """Returns from where this process has the setting `name`: environment, file, default; else option, which is what a
-    program gave, or worked out as a share of `memory_bytes`. Only what `load` read is known."""
+    """Returns where the value of a setting comes from: environment, file, or default; or option, which means that the
+    program gave the value or computed it as a share of `memory_bytes`. Knows only the settings that `load` has read."""
     return _SOURCES.get(section, {}).get(name) or ("default" if is_default else "option")
 
 
@@ -101,9 +101,9 @@ def explicit_settings(
     file: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> frozenset[str]:
-    """Returns the names of the settings that the file and the environment set, whatever their values. A setting of a
-    table inside the section is named like `store.memtable_bytes`. `load` must have accepted the same sources before.
-    """
+    """Returns the names of the settings that the file and the environment set, whatever their values are. A setting of
+    a table inside the section has a name like `store.memtable_bytes`. `load` must have accepted the same sources
+    before."""
     found: set[str] = set()
     for name, value in ({} if file is None else _from_file(file, section)).items():
         found |= {f"{name}.{each}" for each in value} if isinstance(value, dict) else {name}
@@ -111,14 +111,15 @@ def explicit_settings(
 
 
 def setting_value(config: msgspec.Struct, name: str) -> object:
-    """Returns the value of the setting `name`, a name like those of `explicit_settings`."""
+    """Returns the value of one setting of `config`. `name` is a name as `explicit_settings` returns it."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return setting_value(value, rest) if rest else value
 
 
 def with_values(config: Config, values: Mapping[str, object]) -> Config:
-    """Returns `config` with these values by setting; the names are like those of `explicit_settings`."""
+    """Returns a copy of `config` in which the settings have these values. The names of settings are like those of
+    `explicit_settings`."""
     direct = {name: value for name, value in values.items() if "." not in name}
     tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
     for table in tables:
@@ -128,7 +129,7 @@ def with_values(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def settings(kind: type) -> list[Setting]:
-    """Returns all settings of a configuration class, in the order of its source."""
+    """Returns all settings of a configuration class, in the order of the source code."""
     docs = _comments(kind)
     return [
         Setting(
@@ -140,9 +141,8 @@ def settings(kind: type) -> list[Setting]:
 
 
 def defaults_of(kind: type) -> dict[str, object]:
-    """Returns the default of each setting, by name; REQUIRED if it has none. `kind` is a struct or, in the SDK, a
-    dataclass.
-    """
+    """Returns the defaults of all settings, by name; REQUIRED for a setting without a default. `kind` is a struct or,
+    in the SDK, a dataclass."""
     if issubclass(kind, msgspec.Struct):
         fields: Sequence[Any] = msgspec.structs.fields(kind)
     else:
@@ -270,9 +270,9 @@ PATHS = ("MAGNETAR_TOKEN", "MAGNETAR_SECURITY", "MAGNETAR_TLS_CA", "MAGNETAR_TLS
 
 
 def read_file_variables(environment: MutableMapping[str, str]) -> None:
-    """Sets for each variable MAGNETAR_…_FILE, which has a path, the variable without _FILE to the content of that file
-    (UTF-8, without the end of its last line). So what a container mounts is used without a shell that reads it. Raises
-    InvalidConfiguration if both are given, or the file cannot be read."""
+    """Reads each file that a variable MAGNETAR_…_FILE names, and sets the variable without _FILE to the content of the
+    file (UTF-8, without the end of its last line). So a container can use mounted files without a shell that reads
+    them. Raises InvalidConfiguration if both variables are set, or a file cannot be read."""
     for variable in [each for each in environment if each.startswith("MAGNETAR_") and each.endswith("_FILE")]:
         name, path = variable.removesuffix("_FILE"), environment[variable]
         if name in environment:

@@ -41,16 +41,15 @@ NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class DescriptorLimits(NamedTuple):
-    """The limits of file descriptors that `Descriptors.prepare` found or set."""
+    """The limits on open files of this process, as `Descriptors.prepare` found or set them."""
 
     limit: int
     connections_max: int
 
 
 class Descriptors:
-    """The file descriptors of one process: a reserve of spare ones for files, and a bound for connections. Any thread
-    may open files.
-    """
+    """Manages the file descriptors of one process: keeps a few spare ones for files, and limits the number of
+    connections. Files may be opened from any thread."""
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -66,9 +65,8 @@ class Descriptors:
         return max(self.limit - min(RESERVE, self.limit // 2), 1)
 
     def prepare(self) -> DescriptorLimits:
-        """Raises the process's limit and opens the spare descriptors. In a forked process, drops the state of the
-        parent first.
-        """
+        """Raises the process's limit of open files, and opens the spare descriptors. In a forked process, first drops
+        the state that it inherited from its parent."""
         self.limit = raise_files_limit()
         if self._pid != os.getpid():  # those of a parent are open here, too
             for each in self._spares:
@@ -78,19 +76,18 @@ class Descriptors:
         return DescriptorLimits(self.limit, self.connections_max)
 
     def open_missing_spares(self) -> None:
-        """Opens the missing spare descriptors, as far as descriptors are free."""
+        """Opens spare descriptors again, as many as are missing and as the limit allows."""
         with self._lock, contextlib.suppress(OSError):
             while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Opens a file like `os.open`; if no descriptor is free, closes a spare for it. Raises OSError if there is no
-        spare left either.
-        """
+        """Opens a file like `os.open`. If no file descriptor is free, closes a spare one first. Raises OSError if there
+        is no spare descriptor either."""
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:
-        """Lists a directory like `os.listdir`; if no descriptor is free, closes a spare for it."""
+        """Lists a directory like `os.listdir`. If no file descriptor is free, closes a spare one first."""
         return self._opened(lambda: os.listdir(path))
 
     def _opened(self, opening: Callable[[], T]) -> T:
@@ -122,9 +119,8 @@ class Descriptors:
                 self.lent = 0
 
     def reserve_connection(self) -> bool:
-        """Counts a new connection; returns False, and does not count it, if there may be no more. The caller must call
-        `release_connection` when a counted connection ends.
-        """
+        """Counts a new connection. Returns False, and does not count it, if there are as many connections as there may
+        be. The caller must call `release_connection` when a counted connection ends."""
         if self.connections >= self.connections_max:
             self.refused += 1
             return False
@@ -142,7 +138,7 @@ def soft_files_limit() -> int:
 
 
 def raise_files_limit() -> int:
-    """Raises the soft limit to the hard limit, but at most to FILES_MAX; returns the resulting limit."""
+    """Raises the soft limit of open files to the hard limit, but at most to FILES_MAX. Returns the new soft limit."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -34,94 +34,90 @@ DIRECT_ALIGNMENT = 4096
 
 
 class File(Protocol):
-    """An open file. Positions are absolute: there is no file cursor."""
+    """An open file. Every read and write names its absolute position, because there is no file cursor."""
 
     @property
     def path(self) -> str: ...
     @property
     def direct(self) -> bool:
-        """Returns whether each write is durable when it returns."""
+        """Returns whether the file is opened for direct writes: each write is durable when it returns."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Reads up to `size` bytes; fewer at the end of the file, `b""` after it."""
+        """Returns up to `size` bytes from `offset`: fewer at the end of the file, `b""` after the end."""
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer like `pread`; returns the number of bytes. For a `direct` file the buffer must be the start
-        of an `arena`.
-        """
+        """Fills the buffer with bytes from `offset`, and returns how many there were (fewer at the end of the file).
+        For a `direct` file the buffer must be the start of an `arena`."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset`; returns the number of bytes, which is never short.
-
-        A `direct` file writes a single buffer that is the start of an `arena` without a copy, and copies others into
-        one.
-        """
+        """Writes all buffers, one after the other, at `offset`. Returns the number of bytes, which are always all of
+        them. A `direct` file writes a single buffer that is the start of an `arena` without a copy, and copies other
+        buffers into one."""
         ...
 
     def fdatasync(self) -> None: ...
     def allocate(self, size: int) -> None:
-        """Reserves blocks and extends the file to `size` bytes (zeros), so that ENOSPC appears here."""
+        """Extends the file to `size` bytes (with zeros) and reserves the blocks for them, so that a full disk (ENOSPC)
+        is noticed here and not by a later write."""
         ...
 
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
     def advise_dontneed(self) -> None:
-        """Hints that the page cache need not keep this file."""
+        """Tells the kernel that the page cache need not keep the content of this file."""
         ...
 
     def advise_random(self) -> None:
-        """Hints that the kernel need not read ahead."""
+        """Tells the kernel not to read ahead in this file."""
         ...
 
     def close(self) -> None: ...
 
 
 class Files(Protocol):
-    """The disk of a process."""
+    """The file system as a process sees it: opens, lists, renames, removes and locks files."""
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """Opens a file. `create` creates it if it does not exist; with `exclusive` an existing one raises
-        FileExistsError.
-
-        `direct`: without the page cache, and each write is synced. If the file system does not support that, this call
-        or the first read or write of the file raises OSError with EINVAL or EOPNOTSUPP.
-        """
+        """Opens a file. With `create`, creates the file if it does not exist; with `exclusive` too, raises
+        FileExistsError if it exists. `direct`: without the page cache, and each write is synced. If the file system
+        does not support that, this call or the first read or write of the file raises OSError with EINVAL or
+        EOPNOTSUPP."""
         ...
 
     def arena(self, size: int) -> memoryview:
-        """Returns zeroed memory that a `direct` file reads and writes without a copy."""
+        """Returns a buffer of `size` zero bytes, aligned so that a `direct` file reads and writes it without a copy."""
         ...
 
     def exists(self, path: str) -> bool: ...
     def list_directory(self, path: str) -> list[str]:
-        """Returns the names in a folder, sorted."""
+        """Returns the sorted names of the files and folders in a folder."""
         ...
 
     def make_directories(self, path: str) -> None:
-        """Creates the folder and its parents with mode 0700, and syncs each into its parent. An existing folder is no
-        error.
-        """
+        """Creates a folder and its missing parents with mode 0700, and syncs each new one into its parent. It is no
+        error if the folder exists."""
         ...
 
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None: ...
     def sync_directory(self, path: str) -> None: ...
     def disk_usage(self, path: str) -> tuple[int, int]:
-        """Returns (total bytes, free bytes)."""
+        """Returns (total bytes, free bytes) of the file system that contains `path`."""
         ...
 
     def lock(self, path: str) -> File:
-        """Locks a lock file exclusively. The lock ends when the returned file is closed or the process ends. Raises
-        BlockingIOError if another process has locked the file."""
+        """Locks the file `path` exclusively, and returns it open. The lock ends when the returned file is closed or the
+        process ends. Raises BlockingIOError if another process has locked the file."""
         ...
 
     def die(self, reason: str) -> None:
-        """Ends the process at once (exit code 70) without flushing anything; for a failed fsync."""
+        """Ends the process at once (exit code 70) without flushing anything. Called after a failed fsync, when the
+        content of files is not known any more."""
         ...
 
 
@@ -138,7 +134,7 @@ _DIRECTORY_MODE = 0o700
 
 
 class SystemFile:
-    """An open file descriptor and its path. May be closed twice."""
+    """An open file of the operating system: a descriptor and a path. `close` may be called twice."""
 
     __slots__ = ("_fd", "_path")
     direct = False
@@ -216,9 +212,8 @@ class SystemFile:
 
 
 class DirectFile(SystemFile):
-    """A file opened with O_DIRECT | O_DSYNC: one system call writes and syncs, from page-aligned memory, past the page
-    cache.
-    """
+    """A file that was opened with O_DIRECT | O_DSYNC: one system call writes and syncs page-aligned memory without
+    using the page cache."""
 
     __slots__ = ("_arena",)
     direct = True
@@ -228,7 +223,7 @@ class DirectFile(SystemFile):
         self._arena = memoryview(b"")
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Reads like `File.pread`; the end of the file need not be aligned."""
+        """Reads like `File.pread`. The end of the file need not be at a page boundary."""
         arena = self._scratch(size)[:size]
         return bytes(arena[: self.pread_into(arena, offset)])
 
@@ -275,7 +270,7 @@ def _private(size: int) -> mmap.mmap:
 
 
 class SystemFiles:
-    """The `runtime.files.Files` of the system. Errors are `OSError`."""
+    """The implementation of `runtime.files.Files` with the operating system. Errors are `OSError`."""
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
@@ -326,7 +321,8 @@ class SystemFiles:
             os.close(fd)
 
     def disk_usage(self, path: str) -> tuple[int, int]:
-        """Returns (total, free) in bytes, as `df` does: without the blocks that are reserved for the superuser."""
+        """Returns (total, free) bytes of the file system, as `df` shows them: blocks reserved for the superuser are not
+        counted."""
         stat = os.statvfs(path)
         return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize, stat.f_bavail * stat.f_frsize
 

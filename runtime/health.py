@@ -51,7 +51,8 @@ _now = SystemClock().monotonic
 
 # ----------------------------------------------------------------------------------------------------- heartbeat
 class EventLoopHeartbeat:
-    """The beats of one event loop. Other threads may read."""
+    """A periodic call (beat) in one event loop, whose delay shows how busy the loop is. Other threads may read the
+    results."""
 
     def __init__(self) -> None:
         self.beat_at: float | None = None  # by the monotonic clock; None: it has not begun
@@ -60,7 +61,7 @@ class EventLoopHeartbeat:
         self._watched = False
 
     def start(self) -> None:
-        """Begins to beat in the running event loop, until that is closed."""
+        """Starts the periodic calls in the running event loop. They end when that loop is closed."""
         self._watched = has_systemd_watchdog()
         self._beat(asyncio.get_running_loop(), _now())
 
@@ -74,20 +75,20 @@ class EventLoopHeartbeat:
 
     @property
     def lag_s(self) -> float:
-        """Returns by how much the latest beat came too late, of the last minute."""
+        """Returns the longest delay of a beat in the last minute, in seconds."""
         late = 0.0 if self.beat_at is None else _now() - self.beat_at - BEAT_S
         return max(late, *self._lags, 0.0)
 
     @property
     def busy_ratio(self) -> float:
-        """Returns the share of the last half minute for which the thread of the loop had a processor."""
+        """Returns for which share of the last half minute (0 to 1) the thread of the event loop used a processor."""
         if len(self._used) < 2:
             return 0.0
         (began, before), (ended, after) = self._used[0], self._used[-1]
         return min(1.0, (after - before) / (ended - began))
 
     def why_hanging(self) -> str:
-        """Returns that the event loop hangs, and for how long; "" if it does not."""
+        """Returns a text that says that the event loop hangs, and since how long; "" if it does not hang."""
         age_s = 0.0 if self.beat_at is None else _now() - self.beat_at
         return f"the event loop has not run for {age_s:.1f} s" if age_s > HUNG_S else ""
 
@@ -104,7 +105,7 @@ async def _stopping() -> Sequence[str]:
 
 
 class Health:
-    """Why the process does not serve now. `readiness` is asked in the event loop."""
+    """Knows whether the process serves its clients, and if not, why. `readiness` is called in the event loop."""
 
     def __init__(self) -> None:
         self.readiness: Readiness = _starting
@@ -127,7 +128,7 @@ HEALTH = Health()
 
 # -------------------------------------------------------------------------------------------------------- probes
 class HealthServer:
-    """Answers probes over HTTP: a listener with a thread, and a thread for each connection."""
+    """Answers health probes over HTTP, with one thread for its listener and one for each connection."""
 
     def __init__(self, listener: socket.socket, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
         self.endpoint = endpoint
@@ -140,9 +141,8 @@ class HealthServer:
 
     @classmethod
     def start(cls, endpoint: Endpoint) -> HealthServer:
-        """Listens on `endpoint` (port 0: a free one), in the event loop that probes are about. Raises Busy if the port
-        is taken, or the address is not one of this machine.
-        """
+        """Starts to listen at `endpoint` (port 0: a free port). Must be called in the event loop about which probes
+        ask. Raises Busy if the port is taken, or the address is not one of this machine."""
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         try:
             listener = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=CONNECTIONS_MAX)
@@ -151,7 +151,7 @@ class HealthServer:
         return cls(listener, endpoint._replace(port=listener.getsockname()[1]), asyncio.get_running_loop())
 
     def close(self) -> None:
-        """Closes the listener; the port is free when this returns."""
+        """Closes the listener. The port is free when this method returns."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -245,13 +245,13 @@ def _response(method: str, status: str, kind: str, text: str) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------- systemd
 def has_systemd_watchdog() -> bool:
-    """Returns whether systemd waits for beats of this process (WatchdogSec=)."""
+    """Returns whether systemd expects regular notifications from this process (WatchdogSec=)."""
     own = str(os.getpid())
     return bool(os.environ.get("WATCHDOG_USEC")) and os.environ.get("WATCHDOG_PID", own) == own
 
 
 def notify_systemd(state: str) -> None:
-    """Tells systemd `state`, if it started this process with Type=notify. Never waits and never raises."""
+    """Sends `state` to systemd if systemd started this process with Type=notify. Never waits and never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

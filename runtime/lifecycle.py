@@ -32,7 +32,7 @@ _LOG = logging.getLogger("magnetar.lifecycle")
 
 
 class PartState(enum.Enum):
-    """The state of a part that has started."""
+    """The state of one part of a process, such as its broker, after its start."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -40,7 +40,7 @@ class PartState(enum.Enum):
 
 
 class PartStatistics(msgspec.Struct):
-    """The state of a part, and the seconds that its start and its stop took."""
+    """The state of one part of a process, and how many seconds its start and its stop took."""
 
     name: str
     state: PartState
@@ -55,7 +55,7 @@ class _Started(msgspec.Struct):
 
 
 class ProcessParts:
-    """The parts of one process, in the order in which they were started."""
+    """The parts of one process, such as its bookie and its broker, in the order of their start."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -69,7 +69,8 @@ class ProcessParts:
         *,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
-        """Awaits `starting` and returns its result; `close` will call `stop` with it."""
+        """Awaits `starting`, which starts the part `name`, and returns its result. Later, `close` calls `stop` with
+        this result."""
         began = self._clock.monotonic()
         part = await starting
         statistics = PartStatistics(name, PartState.RUNNING, self._clock.monotonic() - began, 0.0)
@@ -77,7 +78,8 @@ class ProcessParts:
         return part
 
     async def close(self) -> None:
-        """Stops the running parts, the last one first. Raises nothing but CancelledError of the caller."""
+        """Stops the running parts, the one that was started last first. Raises nothing but the CancelledError of its
+        caller."""
         for started in reversed(self._started):
             if started.statistics.state is PartState.RUNNING:
                 await self._stop(started)

@@ -34,9 +34,9 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 def configure_logging(
     format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
 ) -> None:
-    """Sends all logs of the process to `stream` (default: stderr), and replaces an earlier configuration. `process` is
-    a name for each line, for servers of several processes that write to the same stream. Raises InvalidConfiguration.
-    """
+    """Writes all log records of the process to `stream` (default: stderr), and replaces an earlier configuration.
+    `process` is a name that each line contains, for a server of several processes that write to the same stream. Raises
+    InvalidConfiguration."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
@@ -55,8 +55,8 @@ def configure_logging(
 
 
 def set_level(level: str | None) -> None:
-    """Changes the level of the process while it runs; None: to that of `configure_logging`. The audit log has no
-    level."""
+    """Changes the log level of the running process; None sets the level that `configure_logging` got. The audit log has
+    no level."""
     logging.getLogger().setLevel((level or _configured).upper())
 
 
@@ -65,9 +65,8 @@ def current_level() -> str:
 
 
 def open_audit_log(path: str) -> None:
-    """Writes the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, creates it again.
-    Raises InvalidConfiguration.
-    """
+    """Starts to write the audit log to the file `path`, with mode 0600. If a log rotation moves the file away, a new
+    one is created. Raises InvalidConfiguration."""
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
@@ -93,12 +92,12 @@ def _audit_to(handler: logging.Handler) -> None:
 
 
 def logged_facts(record: logging.LogRecord) -> dict[str, object]:
-    """Returns the values that the logging call passed in `extra`."""
+    """Returns the values that a log record got in `extra`, by name."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each log record as one line of text, with its facts at the end."""
+    """Formats each log record as one line of text; the values of `extra` are at the end of the line."""
 
     def __init__(self, process: str = "") -> None:
         whose = f"[{process}] " if process else ""
@@ -170,9 +169,8 @@ class _Repeated:
 
 
 class AuditLog:
-    """Writes the audit log of a process. Repeated acts and denials of one caller are limited; the next line says how
-    many were left out.
-    """
+    """Writes the audit log of a process. If a caller repeats an act or a denied act very often, some lines are left
+    out; the next line says how many."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -183,9 +181,8 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """Writes an administrative or other act of a caller, with its result. Acts of a LOCAL caller are not written,
-        because it has no name.
-        """
+        """Writes an administrative or other act of a caller to the audit log, with its result. Acts of a LOCAL caller
+        are not written, because it has no name."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -219,15 +216,17 @@ class AuditLog:
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Returns how often each caller was denied something, or its credentials refused, since its period began."""
+        """Returns for each caller how many of its requests were denied, or its credentials refused, in the current
+        period."""
         return {caller: count for caller, (_, count) in self._denials.items()}
 
     def record_denial(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
-        """Writes that an authenticated caller was denied something."""
+        """Writes to the audit log that an authenticated caller was not permitted to do something."""
         self._denied(str(principal), principal, act, on, why, peer)
 
     def record_refusal(self, caller: Caller, act: str, why: str) -> None:
-        """Writes that a caller's credentials were refused. The reason `why` must not quote them."""
+        """Writes to the audit log that the credentials of a caller were refused. The reason `why` must not quote the
+        credentials."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 

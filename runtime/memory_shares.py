@@ -33,7 +33,8 @@ NO_LIMIT = 1 << 50
 
 
 class MemoryShare(NamedTuple):
-    """The part of the process's memory that one setting bounds, with its least, most and weight."""
+    """The part of a process's memory that one setting limits: the setting's smallest and largest value, and the weight
+    of this part among the others."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -44,12 +45,12 @@ class MemoryShare(NamedTuple):
     what: str  # takes this memory
 
     def multiplied(self, count: int) -> MemoryShare:
-        """Returns this share for `count` parts of one process that all have this setting."""
+        """Returns this share multiplied by `count`, for a process with `count` parts that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
 class MemoryPlan(NamedTuple):
-    """The division of the process's memory among its shares."""
+    """How the memory of a process is divided among its shares."""
 
     budget: int
     shares: Sequence[MemoryShare]
@@ -57,22 +58,24 @@ class MemoryPlan(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Returns the bytes of each share, by its name."""
+        """Returns how many bytes each share gets, by the name of the share."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
     def apply_to(self, config: Config, section: str) -> Config:
-        """Returns `config`, the configuration of this section, with the planned values."""
+        """Returns a copy of `config`, the configuration of `section`, with the values of the plan."""
         own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
         return with_values(config, own)
 
 
 def least_bytes(shares: Sequence[MemoryShare], given: Mapping[str, int]) -> int:
-    """Returns the least memory with which the process can run; `given` are the values that the operator set."""
+    """Returns the smallest number of bytes with which the process can run. `given` are the values that the operator
+    set."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
 def plan_memory(budget: int, shares: Sequence[MemoryShare], given: Mapping[str, int]) -> MemoryPlan:
-    """Divides `budget` among the shares. `given` are the values that the operator set. Raises InvalidConfiguration."""
+    """Divides the bytes `budget` among the shares, and returns the plan. `given` are the values that the operator set.
+    Raises InvalidConfiguration if the budget is too small for them."""
     needed = least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)
@@ -129,9 +132,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def machine_bytes(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Returns the memory of the machine, or the smallest limit of the control groups (versions 1 and 2) of this process
-    and of their parents, whichever is less.
-    """
+    """Returns the bytes of memory that this process could use: the memory of the machine, or the smallest limit of its
+    control groups (versions 1 and 2) and of their parents, whichever is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
 
@@ -170,7 +172,7 @@ MACHINE_SHARE = 4
 
 
 class ProcessConfig(msgspec.Struct, frozen=True):
-    """The setting that every process has: how much memory it may use."""
+    """The setting that every process has: how many bytes of memory it may use."""
 
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 
@@ -179,10 +181,9 @@ def process_memory_bytes(
     file: str | None, option: int | None, shares: Sequence[MemoryShare], given: Mapping[str, int], most: int = NO_LIMIT,
     processes: int = 1,
 ) -> int:  # fmt: skip
-    """Returns the bytes that this process may use: its part of what is set for all `processes`, else of a quarter of
-    the machine, at most `most`. Without a setting it is never less than the process needs with the settings that were
-    `given`. Raises InvalidConfiguration.
-    """
+    """Returns how many bytes of memory this process may use: its part of the memory that is set for all `processes`,
+    else of a quarter of the machine's memory, at most `most`. Without a setting the result is never less than the
+    process needs with the settings `given`. Raises InvalidConfiguration."""
     process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
     needed = least_bytes(shares, given)
     own = process.memory_bytes // processes

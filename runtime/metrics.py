@@ -88,7 +88,7 @@ class Histogram:
         self._total += sum(values)
 
     def count_waiting(self) -> None:
-        """Adds the values in `waiting` to the counts of the buckets, and clears `waiting`."""
+        """Counts the values in the list `waiting` in their buckets, and clears the list."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
@@ -108,7 +108,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """Returns (bound, number of values up to it) for each bucket, as in Prometheus' format."""
+        """Returns for each bucket (upper bound, number of all values up to this bound), as in Prometheus' format."""
         so_far = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
@@ -118,19 +118,17 @@ class Histogram:
 
 
 class RecentQuantiles:
-    """Quantiles of the values that a histogram got in the last one or two minutes, for tools that cannot read buckets.
-
-    Calls within a minute compare with the same earlier counts; after a long pause the quantiles are of all values since
-    the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last bound.
-    """
+    """Computes quantiles of the values that a histogram got in the last one or two minutes, for tools that cannot read
+    buckets. Calls within a minute compare with the same earlier counts; after a long pause, the quantiles are of all
+    values since the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last
+    bound."""
 
     def __init__(self) -> None:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def compute_quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """Returns the quantile for each share in `wanted` (0.99: the 99th percentile); NaN without values. `key` must
-        identify the histogram in all calls.
-        """
+        """Returns one quantile for each share in `wanted` (0.99: the 99th percentile); NaN if there are no values.
+        `key` identifies the histogram, and must be the same in all calls for it."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -156,20 +154,19 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 def label_text(**values: str) -> str:
-    """Returns the labels of a metric line as text, sorted and escaped."""
+    """Returns the labels as text for a line of metrics, sorted and escaped."""
     return "{" + ",".join([f'{name}="{escape_label(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
 def escape_label(text: str) -> str:
-    """Returns `text` escaped as the value of a label."""
+    """Returns `text` with the characters escaped that the value of a label may not contain."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
 class Series:
-    """The lines of one metric with very many label values, such as topics. A line is made when its topic is read.
-
-    A caller with ten thousands of lines appends to `lines` itself: each is the labels as `label_text` returns them, the
-    number, and a line break."""
+    """The lines of one metric that has very many label values, such as one for each topic. A line is made when its
+    topic is read. A caller with ten thousands of lines appends to `lines` itself: each is the labels as `label_text`
+    returns them, the number, and a line break."""
 
     __slots__ = ("_head", "_name", "lines")
 
@@ -184,7 +181,7 @@ class Series:
         self.lines.append(f"{labels}{value}\n")
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields the text in pieces of CHUNK_LINES, so that none of them keeps the interpreter for a millisecond."""
+        """Yields the text in pieces of CHUNK_LINES lines, so that the interpreter is not blocked for a millisecond."""
         for first in range(0, len(self.lines), CHUNK_LINES):
             text = self._name + self._name.join(self.lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
@@ -194,14 +191,15 @@ LEVELS = ("topic", "namespace", "none")
 
 
 class MetricsQuery(NamedTuple):
-    """What a request asks of a page, in the query of its URL: `level=topic&namespace=T/N`."""
+    """What a request for the metrics asks for, parsed from the query of its URL: `level=topic&namespace=T/N`."""
 
     level: str = ""  # one of LEVELS; "": as the server is set
     namespace: str = ""  # T/N: only its topics, and only its sums beside those of the server; "": of all
 
     @classmethod
     def parse(cls, text: str) -> MetricsQuery:
-        """Parses the query of a URL. Raises InvalidRequest if a parameter is unknown or its value is invalid."""
+        """Returns the MetricsQuery for the query part of a URL. Raises InvalidRequest if a parameter is unknown or its
+        value is invalid."""
         found = dict(parse_qsl(text, keep_blank_values=True, max_num_fields=8)) if text else {}
         unknown = sorted(found.keys() - {"level", "namespace"})
         if unknown:
@@ -216,11 +214,11 @@ class MetricsQuery(NamedTuple):
 
 
 class MetricsPage:
-    """The metrics at one moment, as a Collector of prometheus-client, and the `add_series` of metrics with very many
-    label values.
+    """The metrics of a process at one moment, as a Collector of prometheus-client, and the metrics with very many label
+    values, which `add_series` adds.
 
-    `shown` has every number and histogram of the page, by name and labels, for a caller that exports it a second time
-    under another name.
+    `shown` has every number and histogram of the page, by name and labels, for a caller that exports them a second time
+    under other names.
     """
 
     def __init__(self, query: MetricsQuery = MetricsQuery()) -> None:  # noqa: B008 - it is immutable
@@ -232,22 +230,22 @@ class MetricsPage:
         self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
 
     def add_series(self, name: str, kind: str, help: str, *, ours: bool = True) -> Series:
-        """Adds and returns a counter or gauge with very many label values, whose lines the caller must add; they are
-        not in `shown`. `ours` False: its name is another system's, and `kind` "untyped".
-        """
+        """Adds a counter or gauge with very many label values, and returns its Series. The caller must add the lines to
+        the Series; they are not in `shown`. `ours` False: the name is that of another system, and `kind` is
+        "untyped"."""
         made = Series(name, kind, help, ours=ours)
         self._series.append(made)
         return made
 
     def show(self, other: MetricsPage) -> None:
-        """Makes this page, which is empty, show what `other` shows."""
+        """Copies the content of `other` to this page, which must be empty."""
         assert not self.shown, "the page is empty"
         self._families, self.shown, self._series = other._families, other.shown, other._series
         self.process, self.others = other.process, other.others
 
     @property
     def line_count(self) -> int:
-        """Returns the number of lines of all series."""
+        """Returns how many lines all Series of this page have together."""
         return sum(len(each.lines) for each in self._series)
 
     def series_chunks(self) -> Iterator[bytes]:
@@ -275,9 +273,8 @@ class MetricsPage:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """Adds a number under the name that another system (Pulsar) gives it. It has no type, because a type would add
-        a suffix to the name.
-        """
+        """Adds a number under the name that another system (Pulsar) gives it. The number has no metric type, because a
+        type would add a suffix to its name."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -294,7 +291,8 @@ class MetricsPage:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """Adds all `numbers` of a part's `statistics()`: as gauges if they are named in `gauges`, else as counters."""
+        """Adds all `numbers`, which a part's method `statistics()` returned: as gauges if they are named in `gauges`,
+        else as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

@@ -51,7 +51,7 @@ _HELP, _TYPE = "# HELP ", "# TYPE "
 
 
 def join_pages(texts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yields the joined pages of several processes, a piece for each metric of each process."""
+    """Yields the joined metrics pages of several processes, in pieces: one for each metric of each process."""
     heads: dict[str, list[str]] = {}
     groups: dict[str, list[tuple[str, list[str]]]] = {}  # metric → process, its lines
     for process, text in texts.items():
@@ -126,9 +126,8 @@ def _process() -> CollectorRegistry:
 
 
 def as_text(page: MetricsPage) -> Iterator[bytes]:
-    """Yields the page in Prometheus' text format: the metrics of the process itself, those of its parts, then those of
-    the other processes.
-    """
+    """Yields the metrics page in Prometheus' text format: first the metrics of the process itself, then those of its
+    parts, then those of the other processes."""
     if page.process:
         yield from join_pages({page.process: b"".join(_own(page)), **page.others})
     else:
@@ -227,7 +226,7 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
 
 
 class MetricsServer:
-    """The metrics over HTTP: a listener, its thread, and the event loop that it asks for pages."""
+    """Serves the metrics over HTTP, with a thread of its own. The event loop of the process makes each page."""
 
     def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
         self._server = server
@@ -236,7 +235,8 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Starts the server. Raises Busy if the port is taken, or the address is not one of this machine."""
+        """Starts to serve the metrics at `endpoint`; `measure` fills each page. Raises Busy if the port is taken, or
+        the address is not one of this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)
@@ -245,7 +245,7 @@ class MetricsServer:
         return cls(*serving, endpoint.host)
 
     async def close(self) -> None:
-        """Closes the server; the port is free when this returns. Requests in progress end by themselves."""
+        """Closes the server. The port is free when this method returns; requests in progress may still end."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

@@ -58,7 +58,7 @@ another process waits one such pause for each connection before its own."""
 
 
 class Endpoint(NamedTuple):
-    """A host and a port; its text is HOST:PORT, with brackets around an IPv6 address."""
+    """An address of a server: a host and a port. Its text is HOST:PORT, with brackets around an IPv6 address."""
 
     host: str
     port: int
@@ -68,7 +68,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Returns whether only processes of this machine can reach it."""
+        """Returns whether the endpoint can be reached only from this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -84,9 +84,8 @@ class Endpoint(NamedTuple):
 
 
 def address_network(peer: str) -> str:
-    """Returns the network of a caller for limits per address: the host of HOST:PORT, but for an IPv6 address its /64
-    network, because one host can use all addresses of such a network.
-    """
+    """Returns the network to which a limit per address applies. For `peer` (HOST:PORT) with an IPv4 address it is the
+    host; for an IPv6 address its /64 network, because one host can use all addresses of such a network."""
     host = peer.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.IPv6Address(host)
@@ -105,9 +104,8 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """An rpc of a service. `request` and `reply` are the classes of its messages; for a streaming rpc, of the envelopes
-    of its items.
-    """
+    """The description of one rpc (remote operation) of a service. `request` and `reply` are the classes of its
+    messages; for a streaming rpc, of the envelopes that contain its items."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -117,14 +115,14 @@ class Rpc(Generic[Req, Rep]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Returns the largest size of a request, or of an envelope of requests."""
+        """Returns the maximum size of a request in bytes; for a streaming rpc, of an envelope of requests."""
         large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The facts that a handler has about its caller."""
+    """What the handler of a call knows about its caller."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -146,27 +144,25 @@ class Stream(Protocol[Out, In]):
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
     async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
-        """Waits until at most `bytes_max` bytes are queued."""
+        """Waits until at most `bytes_max` bytes are in the queue of this stream."""
         ...
 
     @property
     def queued_bytes(self) -> int: ...
     @property
     def sent_bytes(self) -> int:
-        """Returns how many bytes have left the queue since the stream began. The sum with `queued_bytes` is the offset
-        of the next item.
-        """
+        """Returns how many bytes have left the queue since the stream began. This number plus `queued_bytes` is the
+        offset of the next item."""
         ...
 
     async def wait_sent(self, offset: int) -> None:
-        """Waits until the first `offset` bytes have left the queue. Raises ConnectionLost."""
+        """Waits until the first `offset` bytes of the stream have left the queue. Raises ConnectionLost."""
         ...
 
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
-        """Closes the stream. Client: half-closes after the queued items, and waits for the other side to end. Server:
-        does nothing.
-        """
+        """Closes the stream. At a client: ends its direction after the queued items, and waits until the server ends
+        the other one. At a server: does nothing."""
         ...
 
     def cancel(self) -> None:
@@ -175,110 +171,109 @@ class Stream(Protocol[Out, In]):
 
 
 class EndOfStream(Exception):
-    """Raised by `Stream.receive` when the other end has closed the stream in order."""
+    """Raised by `Stream.receive` when the other end has closed the stream normally, without an error."""
 
 
 class Channel(Protocol):
-    """A client's channel to one server. Its connection is made at the first use, and again after it breaks."""
+    """A client's channel to one server. The connection is made when it is first needed, and again after it has
+    broken."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
     def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
     async def is_answering(self, timeout_s: float) -> bool:
-        """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits that long for
-        one, and returns whether there is one.
-        """
+        """Returns whether the server answers a ping within `timeout_s`. If there is no connection, waits at most
+        `timeout_s` for one, and returns whether there is one then."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Serving(Protocol):
-    """A listener that was started."""
+    """A listener (server socket) that is listening."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Returns the endpoint at which it listens, with the actual port."""
+        """Returns the endpoint at which the listener listens, with the actual port."""
         ...
 
     async def close(self, grace_s: float = 0.0) -> None: ...
 
 
 class ByteServing(Serving, Protocol):
-    """A listener for bytes."""
+    """A listener for connections that carry bytes (`ByteStream`)."""
 
     @property
     def is_encrypted(self) -> bool:
-        """Returns whether its callers must use TLS."""
+        """Returns whether callers of this listener must use TLS."""
         ...
 
 
 class PeerServing(Serving, Protocol):
-    """A listener for peers."""
+    """A listener for requests of peers: other processes of the cluster."""
 
     @property
     def key(self) -> str:
-        """Returns the public key that its clients must know; empty if it is not encrypted."""
+        """Returns the public key of this listener, which its clients must know; empty if its connections are not
+        encrypted."""
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """With `slow`, receives only slowly, so that the requesters keep what they cannot send; without, receives
-        normally again.
-
-        Slowly means one multipart message every SLOW_S, from each connection in turn. So a request that ends the
-        pressure, or has nothing to do with it, still gets through, and a connection that is alive still answers
-        heartbeats.
-        """
+        """With `slow`, receives requests only slowly, so that the senders keep what they cannot send; otherwise
+        receives normally again. Slowly means one multipart message every SLOW_S, from each connection in turn. So a
+        request that ends the overload, or is not part of it, still arrives, and a live connection still answers
+        heartbeats."""
         ...
 
 
 class Request(Protocol):
-    """A request of a peer, as its server gets it. The server must call `reply` exactly once."""
+    """A request of a peer, as the server receives it. The server must call `reply` exactly once."""
 
     head: bytes
     frames: Sequence[Buffer]
 
     @property
     def connection(self) -> Hashable:
-        """Returns a value that is equal for all requests of one connection."""
+        """Returns a value that identifies the connection: the same for all requests of one connection."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Returns whether it was sent from this machine: from a loopback address, or another address of the machine."""
+        """Returns whether the request was sent from this machine: from a loopback address, or from another address of
+        this machine."""
         ...
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the sender of the request. Must be asked before the reply. LOCAL: the connection is not encrypted.
-        None: the sender is not a member any more.
-        """
+        """Returns the authenticated sender of the request. Must be called before the reply. LOCAL: the connection is
+        not encrypted. None: the sender is no longer a member of the cluster."""
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """Sends the answer, now or later, from the event loop. Replies of one turn are sent together."""
+        """Sends the answer. May be called later, but only in the event loop. Answers of one turn of the loop are sent
+        together."""
         ...
 
 
 class Reply(NamedTuple):
-    """The answer of a peer to a request."""
+    """The answer of a peer to a request: its head and its frames."""
 
     head: bytes
     frames: Sequence[Buffer]
 
 
 class AnswerListener(Protocol):
-    """The sender of a request to a peer (`Peer.post`). Exactly one of its methods is called, once, with the outcome;
-    neither may raise.
-    """
+    """Gets the outcome of a request that was sent with `Peer.post`. Exactly one of its methods is called, once; neither
+    may raise."""
 
     def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def on_failed(self, error: BaseException) -> None: ...
 
 
 def notify_on_answer(asker: AnswerListener, answer: Future[Reply]) -> None:
-    """Calls the asker with the outcome of a request that was made with `Peer.request`."""
+    """Passes the outcome of a request to `asker`. `answer` is the future that `Peer.request` returned; it must be
+    done."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
         asker.on_failed(error)
@@ -291,23 +286,22 @@ PeerService = Callable[[Sequence[Request]], None]
 
 
 class Peer(Protocol):
-    """The client end of a peer connection to the process `identity` at `endpoint`."""
+    """The client end of a connection to another process of the cluster, `identity` at `endpoint`."""
 
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Sends a request. Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol,
-        Unauthorized (this process is no member, or only one of the two ends has keys) or BackPressure (the queue is
-        full; nothing was sent).
-        """
+        """Sends a request, and returns a future of the answer. Never raises. The future fails with TimedOut,
+        ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (this process is no member, or only one of the two
+        ends has keys) or BackPressure (the queue is full; nothing was sent)."""
         ...
 
     def post(
         self, asker: AnswerListener, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        """Sends like `request`, without a future: the asker is called in the turn in which the answer arrives. Returns
-        an error if the request was not accepted: then nothing was sent, and the asker is not called.
-        """
+        """Sends a request like `request`, but without a future: a method of `asker` is called in the same turn of the
+        loop in which the answer arrives. Returns an error if the request was not accepted: then nothing was sent, and
+        `asker` is not called."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -324,7 +318,7 @@ now: most pieces of a large frame are of no use to it alone. Must not raise."""
 
 
 class ByteStream(Protocol):
-    """An end of a TCP connection: bytes in order, for a protocol with its own framing."""
+    """One end of a TCP connection that carries bytes, for a protocol that divides them into frames itself."""
 
     @property
     def peer(self) -> str:
@@ -333,48 +327,45 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """Returns the facts that the connection has about the other end before anything is read."""
+        """Returns what the connection knows about the other end before anything is read."""
         ...
 
     @property
     def guard(self) -> Guard | None:
-        """Returns the guard of the listener, which the service must ask to authenticate the caller. None: every caller
-        is LOCAL.
-        """
+        """Returns the guard of the listener, with which the service must authenticate the caller. None: there is no
+        guard, and every caller is LOCAL."""
         ...
 
     def on_admitted(self) -> None:
-        """Must be called by the service when the caller is authenticated: the connection is then not evicted for newer
-        ones any more. Raises ConnectionLost if the caller's address has as many connections as it may have.
-        """
+        """Must be called by the service when it has authenticated the caller: from then on, the connection is not
+        closed to make room for newer ones. Raises ConnectionLost if the caller's address has as many connections as it
+        may have."""
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """Reads into the memory that `room` returns; returns the number of bytes, 0 if the other end has closed. Raises
-        ConnectionLost. Only one reader may read at a time.
-
-        With `enough` it goes on reading until `enough` returns True, and returns the bytes of the last piece. A
-        cancelled reader then loses nothing of what `enough` was told; without `enough` it loses nothing at all.
-        """
+        """Reads bytes into the memory that the function `room` returns. Returns how many bytes were read; 0 if the
+        other end has closed the connection. Raises ConnectionLost. Only one reader may read at a time. With `enough`,
+        continues to read until the function `enough`, which is told of each piece, returns True; returns the number of
+        bytes of the last piece. If such a reader is cancelled, nothing of what `enough` was told is lost; without
+        `enough`, a cancelled reader loses nothing at all."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
-        """Queues the bytes and never waits. On a broken connection the bytes are lost: the next read raises
-        ConnectionLost.
-        """
+        """Queues the bytes for sending, and never waits. On a broken connection the bytes are lost: the next read
+        raises ConnectionLost."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """Returns the number of bytes that were written and are still in this process."""
+        """Returns the number of bytes that were written and that this process has not passed to the system yet."""
         ...
 
     async def wait_drained(self) -> None:
-        """Waits until less than STREAM_QUEUE_BYTES are queued. Raises ConnectionLost."""
+        """Waits until less than STREAM_QUEUE_BYTES are in the queue of this connection. Raises ConnectionLost."""
         ...
 
     async def close(self) -> None:
-        """Closes the connection after the queued bytes. Idempotent; never raises."""
+        """Closes the connection after the queued bytes were sent. May be called twice; never raises."""
         ...
 
 
@@ -383,47 +374,43 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 
 
 class Network(Protocol):
-    """The network as a process sees it: makes connections and serves listeners."""
+    """The network as a process uses it: makes connections, and starts listeners."""
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0 is a free one. Raises Busy if the port is
-        taken, InvalidConfiguration if a TLS file cannot be used.
-        """
+        """Starts a gRPC server. Each service is (name in wire.proto, handler). Port 0 means a free port. Raises Busy if
+        the port is taken, InvalidConfiguration if a TLS file cannot be used."""
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        """Returns a channel. Raises InvalidConfiguration if a TLS file cannot be used, or if credentials would leave
-        this machine without encryption.
-        """
+        """Returns a channel to the gRPC server at `endpoint`; the connection is made later. Raises InvalidConfiguration
+        if a TLS file cannot be used, or if credentials would leave this machine without encryption."""
         ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
-        """Serves TCP, or TLS. Port 0 is a free one. Raises Busy if the port is taken, InvalidConfiguration if a TLS
-        file cannot be used.
-
-        Of the limits of `access` only `connections` and `streams_per_address` apply.
-        """
+        """Starts a listener for TCP connections, or TLS ones. Port 0 means a free port. Raises Busy if the port is
+        taken, InvalidConfiguration if a TLS file cannot be used. Of the limits in `access`, only `connections` and
+        `streams_per_address` apply."""
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """Connects. With `tls`, the other end's certificate and name are verified by `ca` or the system's authorities.
-        Raises Unavailable if no process listens there, UntrustedServer, or InvalidConfiguration if a TLS file cannot be
-        used.
-        """
+        """Makes a TCP connection. With `tls`, verifies the certificate and the name of the other end by `ca` or the
+        system's authorities. Raises Unavailable if no process listens there, UntrustedServer, or InvalidConfiguration
+        if a TLS file cannot be used."""
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
     ) -> PeerServing:
-        """Serves peers; without `access` the connections are not encrypted. Raises Busy if the port is taken."""
+        """Starts a listener for requests of peers. Without `access`, its connections are not encrypted. Raises Busy if
+        the port is taken."""
         ...
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR) -> Peer: ...
 
     def new_keys(self) -> KeyPair:
-        """Returns new keys for the peer connections of this process."""
+        """Creates and returns the keys of this process for its peer connections."""
         ...
 
 
@@ -433,9 +420,9 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 
 
 def rpc(service: str, method: str) -> Rpc[Any, Any]:
-    """Returns the rpc `method` of `service` in proto/wire.proto, with its message classes; for "Admin" also that of a
-    row of proto/operations.py. A service of gRPC itself is given by its full name.
-    """
+    """Returns the description of the rpc `method` of `service` in proto/wire.proto, with the classes of its messages.
+    For "Admin", also finds the rpcs that rows of proto/operations.py define. A service of gRPC itself is given by its
+    full name."""
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
@@ -470,8 +457,8 @@ def _standard_service(service: str) -> Any:
 
 
 def rpcs_of(service: str) -> list[str]:
-    """Returns the methods of a service as proto/wire.proto defines them. For "Admin", also returns the methods that
-    only rows of the table of operations define."""
+    """Returns the names of all rpcs (methods) of a service in proto/wire.proto. For "Admin", also those that only rows
+    of the table of operations define."""
     from ..proto import wire_pb2
 
     if "." in service:
@@ -490,11 +477,9 @@ def rpcs_of(service: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The clock, random numbers, disk, threads and network of a process. All other code uses these only through its
-    World.
-
-    The real one is `runtime.process.real_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`.
-    """
+    """The environment of a process: its clock, random numbers, disk, threads and network. All other code uses these
+    only through its World, so that a simulation can replace them. The real one is `runtime.process.real_world()`; the
+    simulated one `runtime.sim.world.Simulation.world(node)`."""
 
     clock: Clock
     rng: random.Random

@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessSpec(NamedTuple):
-    """A process that a Parent starts. `work` runs in the process and returns its exit code."""
+    """The description of a process that a Parent starts. `work` runs in the process and returns its exit code."""
 
     name: str
     work: Callable[[Child], int]
@@ -69,8 +69,8 @@ class _Running:
 
 
 class Parent:
-    """Starts the processes of one server, and restarts each that ends. Calls `on_serve` once, when all of them serve,
-    with the addresses that each process reported."""
+    """Starts the processes of one server, and restarts a process that ends. Calls `on_serve` once, when all processes
+    serve, with the addresses that each of them reported."""
 
     def __init__(self, tiers: Sequence[Sequence[ProcessSpec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
@@ -89,9 +89,8 @@ class Parent:
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
-        """Runs the processes until they have ended. Returns the exit code: 0 after SIGTERM, 130 after SIGINT, else that
-        of a process that did not start.
-        """
+        """Runs the processes until all have ended, and returns the exit code of the server: 0 after SIGTERM, 130 after
+        SIGINT, else that of a process that could not start."""
         tune_memory()
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()

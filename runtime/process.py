@@ -53,8 +53,8 @@ BLOCK_BYTES = 4096
 
 
 class SystemChance(random.SystemRandom):
-    """Random numbers of the system, for use in one thread. `randbytes` reads them in blocks, and returns no byte twice.
-    """
+    """Random numbers of the operating system, for use in one thread. `randbytes` reads them in blocks, and returns no
+    byte twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def reset(self) -> None:
-        """Drops the unused bytes of the current block."""
+        """Drops the random bytes of the current block that were not used yet."""
         self._block, self._at = b"", 0
 
 
@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class SystemNetwork:
-    """The `runtime.network.Network` of the system: gRPC, TCP, and ZeroMQ with one context for all peers."""
+    """The real implementation of `runtime.network.Network`: gRPC, TCP, and ZeroMQ with one context for all peers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -124,9 +124,8 @@ class SystemNetwork:
 
 
 def real_world(seed: int | None = None) -> World:
-    """Returns the world of this process: the system's clock, disk, threads and network. `seed` fixes only the random
-    numbers.
-    """
+    """Returns the world of this process (runtime/network.py `World`): the clock, disk, threads and network of the
+    operating system. `seed` fixes only the random numbers."""
     rng = random.Random(seed) if seed is not None else SystemChance()
     clock = SystemClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
@@ -185,7 +184,7 @@ async def _until_signal(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Returns what makes an event loop: of uvloop, where that is installed."""
+    """Returns the function that creates event loops: uvloop's if uvloop is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -199,11 +198,9 @@ TRIM_BYTES, TRIM_BYTES_MIN = 64 << 20, 8 << 20
 
 
 def tune_memory() -> None:
-    """Keeps buffers of 128 KiB and more on glibc's heap instead of one mmap and munmap for each.
-
-    Measured: 41 µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process.
-    Does nothing with another C library, or where the user has set MALLOC_*.
-    """
+    """Makes glibc keep buffers of 128 KiB and more on its heap, instead of one mmap and munmap for each. Measured: 41
+    µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process. Does nothing
+    with another C library, or if the user has set MALLOC_*."""
     mallopt = _mallopt()
     if mallopt is None:
         return
@@ -213,9 +210,8 @@ def tune_memory() -> None:
 
 
 def set_trim_threshold(free_bytes: int) -> None:
-    """Makes glibc return free heap to the system above `free_bytes`, a bound that is clamped to TRIM_BYTES_MIN …
-    TRIM_BYTES. Without effect where `tune_memory` has none.
-    """
+    """Makes glibc return free heap memory to the system when more than `free_bytes` are free; the number is limited to
+    TRIM_BYTES_MIN … TRIM_BYTES. Has no effect where `tune_memory` has none."""
     mallopt = _mallopt()
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_BYTES)))
@@ -243,10 +239,8 @@ useless. It took 17 of the 250 ms of processor time from the start of `magnetar 
 
 
 def freeze_objects() -> None:
-    """Excludes all objects that exist now from garbage collection. Must be called after start-up.
-
-    It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and finding them
-    would stop the loop for 20 ms while the first clients connect.
-    """
+    """Excludes all objects that exist now from garbage collection. Must be called after start-up. Garbage is not
+    collected before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and finding them would stop the
+    loop for 20 ms while the first clients connect."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

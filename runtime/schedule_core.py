@@ -64,7 +64,7 @@ Effect = ForkProcess | TerminateProcess | KillProcess | ReportServing | Exit
 
 
 class ProcessState(enum.Enum):
-    """The state of a process."""
+    """The state of one process of the server, such as starting or serving."""
 
     DOWN = "not started yet, or it waits for its next start"
     STARTING = "it runs and does not serve yet"
@@ -74,7 +74,7 @@ class ProcessState(enum.Enum):
 
 
 class ManagedProcess:
-    """A process of the server, over all its restarts."""
+    """One process of the server, with its restarts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +90,8 @@ class ManagedProcess:
 
 
 class ProcessSchedule:
-    """The core of the parent of a server's processes; the module states its rules."""
+    """Decides when the parent starts, restarts and stops the processes of a server. The head of this module states the
+    rules."""
 
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
         self._tiers = [[ManagedProcess(name) for name in tier] for tier in tiers]
@@ -119,7 +120,7 @@ class ProcessSchedule:
         return [ReportServing()]
 
     def on_exit(self, name: str, code: int, now: float) -> list[Effect]:
-        """Handles the end of a process with its exit code."""
+        """Fact: a process has ended with this exit code."""
         member = self._by_name[name]
         assert member.is_running, f"{name} ends, and did not run"
         if self._code is not None:
@@ -137,7 +138,7 @@ class ProcessSchedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """Begins to stop all processes; `code` will be the exit code of the server."""
+        """Begins to stop all processes. `code` will be the exit code of the server."""
         if self._code is not None:
             return []
         self._code = code
@@ -161,7 +162,7 @@ class ProcessSchedule:
     # ------------------------------------------------------------------ what is known
     @property
     def next_tick_at(self) -> float | None:
-        """Returns the time at which `tick` must be called; None: not before the next fact."""
+        """Returns the time at which `tick` must be called next; None if it need not be called before another event."""
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 
     @property
@@ -177,7 +178,7 @@ class ProcessSchedule:
         return [name for name, member in self._by_name.items() if member.state is ProcessState.SERVING]
 
     def restart_wait_s(self, name: str, now: float) -> float | None:
-        """Returns the seconds until the process is restarted; None if it runs, or will not be restarted."""
+        """Returns after how many seconds the process will be restarted; None if it runs, or will not be restarted."""
         member = self._by_name[name]
         return None if member.state is not ProcessState.DOWN or member.due is None else max(0.0, member.due - now)
 

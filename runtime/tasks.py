@@ -42,7 +42,7 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[s
 
 
 class SystemWorker:
-    """A worker with a thread of its own. Must be used from the event loop in which it was started."""
+    """A worker with a thread of its own. Must be used only in the event loop in which it was started."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class SystemWorker:
 
 
 class SystemWorkers:
-    """The `runtime.threads.Workers` of the system."""
+    """The real implementation of `runtime.threads.Workers`, with threads of the operating system."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()  # of `sys.modules`, without those that another thread still imports
@@ -140,12 +140,11 @@ class SystemWorkers:
 
 
 class Worker(Protocol):
-    """Runs calls in a thread, one after the other."""
+    """Runs functions in a thread, one after the other."""
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queues a call; the future belongs to the calling event loop. Calls run in the order in which they were
-        queued.
-        """
+        """Queues the call of a function, and returns a future of its result, which belongs to the calling event loop.
+        Calls run in the order in which they were queued."""
         ...
 
     async def close(self) -> None:
@@ -154,12 +153,13 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """The workers of a process."""
+    """Starts the worker threads of a process."""
 
     def start(self, name: str) -> Worker: ...
 
     async def load(self, *modules: str) -> None:
-        """Imports the modules, in order. If all of them are imported already, returns in the same turn of the loop."""
+        """Imports the modules, one after the other, in a thread. If all of them are imported already, returns in the
+        same turn of the loop."""
         ...
 
 
@@ -169,9 +169,8 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """The tasks of one part of the program. `failures` counts those that failed; `on_failure` is called with each
-    error.
-    """
+    """The running tasks of one part of the program. `failures` counts the tasks that failed; `on_failure` is called
+    with each error."""
 
     __slots__ = ("_on_failure", "_running", "closed", "failures")
 
@@ -186,7 +185,7 @@ class Tasks:
         return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts `work` in the running loop. Raises RuntimeError after `close`."""
+        """Starts the coroutine `work` as a task in the running loop. Raises RuntimeError after `close`."""
         if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
@@ -207,12 +206,12 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Waits until no task runs. Tasks that start meanwhile are waited for too."""
+        """Waits until no task is running. Also waits for tasks that are started meanwhile."""
         while self._running:
             await asyncio.wait(list(self._running))
 
     def cancel(self) -> None:
-        """Cancels all tasks except the calling one, which ends by itself."""
+        """Cancels all tasks. If the caller is one of these tasks, it is not cancelled, and ends by itself."""
         for task in self._others():
             task.cancel()
 
@@ -220,7 +219,8 @@ class Tasks:
         return [task for task in self._running or () if task is not asyncio.current_task(task.get_loop())]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Waits `grace_s` seconds, then cancels all tasks except the calling one and waits for their end."""
+        """Waits up to `grace_s` for the tasks, then cancels those that still run and waits for their end. If the caller
+        is one of these tasks, it is not cancelled."""
         self.closed = True
         ending = self._others()
         if ending and grace_s:
@@ -282,9 +282,8 @@ def _set_ended(ended: asyncio.Future[None], _: object) -> None:
 
 
 async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """Runs `work` to its end even if the caller is cancelled: then raises CancelledError after that end. Else returns
-    the result of `work`, or raises its error. Several callers may wait for the same future.
-    """
+    """Runs `work` to its end even if the caller is cancelled; CancelledError is then raised after that end. Otherwise
+    returns the result of `work`, or raises its error. Several callers may wait for the same future."""
     ending = work if isinstance(work, asyncio.Future) else _begun(work)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
@@ -302,7 +301,8 @@ async def run_to_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
 
 
 async def run_then(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
-    """Awaits `work` and then, also after an error, `then()`. Returns the result of `work`, or raises its error."""
+    """Awaits `work`, and afterwards, even if `work` failed, awaits `then()`. Returns the result of `work`, or raises
+    its error."""
     try:
         return await work
     finally:
@@ -310,7 +310,7 @@ async def run_then(work: Awaitable[T], then: Callable[[], Awaitable[object]]) ->
 
 
 async def run_or_undo(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
-    """Awaits `work` and returns its result; if it fails, awaits `undo()` and raises the error."""
+    """Awaits `work` and returns its result. If `work` fails, awaits `undo()` and raises the error."""
     try:
         return await work
     except BaseException:
@@ -353,7 +353,7 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class SupervisedTask:
-    """A long-lived task, over all its restarts."""
+    """A task that runs for a long time and is restarted when it fails, with its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name
@@ -401,7 +401,7 @@ class SupervisedTask:
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Ends the task for good; returns it for the caller to await, if it is running."""
+        """Ends the task for good. If it is running, returns it, so that the caller can await its end."""
         if not self.ended.done():
             self.ended.cancel()
         if self._timer is not None:
@@ -413,9 +413,8 @@ class SupervisedTask:
 
 
 class Supervisor:
-    """The long-lived tasks of one part, which are restarted when they fail. `count_failing` and the counter `restarted`
-    are for all parts of the process, for its metrics.
-    """
+    """Runs the long-lived tasks of one part of a process, and restarts them when they fail. `count_failing` and the
+    counter `restarted` are for all parts of the process, for its metrics."""
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0
@@ -427,8 +426,8 @@ class Supervisor:
 
     @classmethod
     def count_failing(cls) -> Counter[str]:
-        """Returns for each name how many tasks of that name fail now, in all parts of the process; 0: all of them run.
-        """
+        """Returns for each task name how many tasks with this name are failing now, in all parts of the process (0: all
+        of them run)."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -436,18 +435,20 @@ class Supervisor:
         return found
 
     def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> SupervisedTask:
-        """Runs `work()` now, and again whenever it fails. An error for which `final` returns True ends the task."""
+        """Runs `work()` as a task now, and again whenever it fails. If `final` returns True for its error, the task is
+        not restarted."""
         kept = SupervisedTask(name, work, final, self)
         self._kept.append(kept)
         return kept
 
     @property
     def failure_reasons(self) -> dict[str, str]:
-        """Returns, by name, the reason of each task of this part that fails now."""
+        """Returns the reason of each task of this part that is failing now, by the name of the task."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:
-        """Cancels all tasks, and waits for their end. Later failures are not reported."""
+        """Cancels all tasks of this part, and waits for their end. Errors that they raise from now on are not
+        reported."""
         ended, self._kept = self._kept, []
         running = [task for kept in ended if (task := kept.cancel()) is not None]
         await asyncio.gather(*running, return_exceptions=True)

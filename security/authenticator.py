@@ -66,9 +66,8 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """Finds the principals of client certificates. Raises InvalidConfiguration if the library for certificates is
-    missing.
-    """
+    """Determines the principals that client certificates name. Raises InvalidConfiguration if the library for
+    certificates is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -80,9 +79,8 @@ class CertificateProvider:
         self._known = PrincipalCache()
 
     def principal(self, pem: bytes) -> Principal:
-        """Returns the principal of a certificate. Raises Unauthenticated if it has expired, or names no principal of
-        this cluster.
-        """
+        """Returns the principal that a certificate names. Raises Unauthenticated if the certificate has expired, or
+        names no principal of this cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
         digest, now_ms = digest_of(pem), self._clock.wall_ms()
@@ -154,9 +152,8 @@ def _is_uuid(text: str) -> bool:
 
 
 class Authenticator:
-    """Authenticates callers. `workers` compare passwords and fetch the keys of issuers. Raises InvalidConfiguration if
-    a key cannot be read, or does not fit.
-    """
+    """Authenticates the callers of a broker. `workers` are the threads that compare passwords and fetch the keys of
+    issuers. Raises InvalidConfiguration if a key cannot be read or is of the wrong kind."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
@@ -169,9 +166,8 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of a caller. Raises Unauthenticated; or Unavailable if too many passwords wait to be
-        compared, or an issuer does not answer.
-        """
+        """Returns the principal of a caller. Raises Unauthenticated; raises Unavailable if too many passwords wait to
+        be compared, or if an issuer of tokens does not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
@@ -225,9 +221,8 @@ class Authenticator:
         return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Does nothing: each service of the broker checks permissions itself (broker/access/), because it knows what a
-        request is about.
-        """
+        """Does nothing, and admits every call. Each service of the broker checks permissions itself (broker/access/),
+        because only the service knows which object a request is about."""
 
     def _is_super(self, principal: Principal) -> bool:
         known = principal.name in self._settings.authorization.super_users
@@ -303,7 +298,7 @@ def _own_access(settings: SecuritySettings) -> CallerAccess:
 
 
 def read_token(source: str) -> str:
-    """Returns the token that `source` names. Raises InvalidConfiguration."""
+    """Returns the token that `source` names. Raises InvalidConfiguration if it cannot be read."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:

@@ -36,7 +36,7 @@ FILES = (
 
 
 class CreatedFiles(NamedTuple):
-    """The files that were created."""
+    """The folder in which `create_files` created files, and the names of these files."""
 
     folder: Path
     files: list[str]
@@ -87,10 +87,9 @@ def is_complete(folder: Path) -> bool:
 
 
 def copy_to_servers(folder: Path, servers: Path) -> list[str]:
-    """Copies the files that servers read from `folder` to the folder `servers`; running servers load them like renewed
-    files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has files of
-    another authority.
-    """
+    """Copies those files that servers read from `folder` to the folder `servers`. Running servers load them like
+    renewed files. Returns the names of the files that were different or missing. Raises AlreadyExists if `servers` has
+    files of another authority."""
     if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
         raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
     (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,9 +144,9 @@ cluster = "CLUSTER"
 def issue_broker_certificate(
     folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
 ) -> list[str]:
-    """Issues a new `broker.pem` and its key, by the authority in the folder; brokers use them from the next connection
-    on. Without `hosts` it is for those of the last certificate. Returns the names of the files.
-    """
+    """Issues a new `broker.pem` and its key, signed by the authority in the folder; brokers use the new certificate
+    from the next connection on. Without `hosts`, the certificate is for the hosts of the last certificate. Returns the
+    names of the files."""
     names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
     return _issue(folder, "broker", str(names[0].value), names, now, days)
 
@@ -183,9 +182,8 @@ def issue_member_certificate(
 
 
 def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Creates another authority, which issues certificates from now on. `ca.pem` has it first, and then the older ones.
-    Returns the names of the files.
-    """
+    """Creates another authority, which issues all certificates from now on. In `ca.pem` its certificate comes first,
+    before those of the older authorities. Returns the names of the files."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -193,9 +191,8 @@ def add_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 
 def new_token_key(folder: Path) -> list[str]:
-    """Creates another key, which signs tokens from now on. Older tokens stay valid, because `token-public.pem` has the
-    older keys too. Returns the names of the files.
-    """
+    """Creates another key, which signs all tokens from now on. Older tokens stay valid, because `token-public.pem` also
+    contains the older keys. Returns the names of the files."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -203,7 +200,7 @@ def new_token_key(folder: Path) -> list[str]:
 
 
 def remove_older(path: Path) -> None:
-    """Removes all but the newest certificate or key from `ca.pem` or `token-public.pem`."""
+    """Removes all certificates or keys except the newest from the file `path` (`ca.pem` or `token-public.pem`)."""
     first, end, _ = path.read_bytes().partition(b"\n-----END ")
     kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
     _replace(path, first + end + kind + b"-----\n", 0o644)
@@ -304,7 +301,8 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Writes a new file with mode 0600. Raises AlreadyExists, or InvalidConfiguration if the file cannot be created."""
+    """Writes `data` to a new file with mode 0600. Raises AlreadyExists if the file exists, InvalidConfiguration if it
+    cannot be created."""
     try:
         _write(path, data)
     except FileExistsError:

@@ -45,7 +45,8 @@ _DIGITS = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def parse_htpasswd(text: bytes) -> Mapping[str, str]:
-    """Returns the hash of each user. Raises InvalidConfiguration if a line is malformed, or a user occurs twice."""
+    """Returns the password hash of each user in the text of an htpasswd file. Raises InvalidConfiguration if a line is
+    malformed, or if a user occurs twice."""
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError:
@@ -77,10 +78,8 @@ def _unusable(hashed: str) -> str:
 
 
 def matches(password: bytes, hashed: str) -> bool:
-    """Returns whether the password has this hash, which must be one that `parse_htpasswd` returned. Takes up to a
-    second of a
-    core.
-    """
+    """Returns whether the password has the hash `hashed`, which must be one that `parse` returned. Occupies one core
+    for up to a second."""
     if hashed.startswith("$2"):
         import bcrypt
 
@@ -93,7 +92,7 @@ def matches(password: bytes, hashed: str) -> bool:
 
 
 def hash_apr1(password: bytes, salt: bytes) -> str:
-    """Returns Apache's MD5 hash of the password, with 1,000 rounds."""
+    """Returns the hash of the password by Apache's variant of MD5 (apr1), with 1,000 rounds."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]
     for bit in range(len(password).bit_length()):
@@ -131,13 +130,14 @@ KEYS_MAX = 10_000
 
 
 class FailedLogins:
-    """The failed logins, by address and by user, which delay further attempts."""
+    """Counts the failed logins, by address and by user. Failures delay further attempts."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was
 
     def delay_s(self, key: str, now_s: float) -> float:
-        """Returns the seconds until the key may try again; 0 means now."""
+        """Returns for how many seconds the address or user `key` must wait before its next attempt; 0: it may try
+        now."""
         count, last_s = self._failed.get(key, (0, now_s))
         if count < FAILURES_FREE or now_s - last_s >= FORGET_S:
             return 0.0
@@ -166,9 +166,8 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """The users and passwords of a file. Raises InvalidConfiguration if it cannot be read, if others may read it, or if
-    a line is malformed.
-    """
+    """Authenticates users by the users and passwords in a file. Raises InvalidConfiguration if the file cannot be read,
+    if others may read it, or if a line is malformed."""
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
@@ -211,9 +210,8 @@ class BasicProvider:
         return found
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the principal's login is not valid any more, empty if it is; the principal must be of this
-        provider.
-        """
+        """Returns the reason why the principal's login is not valid any more; empty if it is still valid. This provider
+        must have authenticated the principal."""
         hashed = self._users.current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
         return "" if same else "the user or its password has changed"
@@ -265,9 +263,8 @@ class BasicProvider:
 
 
 def parse(credentials: str) -> tuple[str, bytes]:
-    """Returns user and password; a password may have colons. Raises Unauthenticated if it is not base64 of
-    USER:PASSWORD.
-    """
+    """Returns the user and the password in `credentials`; a password may contain colons. Raises Unauthenticated if
+    `credentials` are not base64 of USER:PASSWORD."""
     if len(credentials) > CREDENTIALS_MAX:
         raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
     try:

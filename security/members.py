@@ -36,9 +36,8 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def member_uri(cluster: str, role: str, name: str) -> str:
-    """Returns the URI of a member. Raises InvalidConfiguration if a part has characters other than letters, digits and
-    ._:-
-    """
+    """Returns the URI that identifies a member in its certificate. Raises InvalidConfiguration if a part has characters
+    other than letters, digits and ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -46,12 +45,12 @@ def member_uri(cluster: str, role: str, name: str) -> str:
 
 
 def member_name_of_host(host: str) -> str:
-    """Returns a member's name for the name or address of a host."""
+    """Returns the name of a member that runs at this host, made from the host's name or address."""
     return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
 
 
 class MemberGuard:
-    """The guard of the metadata service's listener (`runtime.access.Guard`): admits members of the cluster only."""
+    """Guards the listener of the metadata service (`runtime.access.Guard`): admits only members of the cluster."""
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._cluster = cluster
@@ -59,7 +58,8 @@ class MemberGuard:
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Returns the principal of the member that calls. Raises Unauthenticated or CredentialsExpired."""
+        """Returns the principal of the member that calls. Raises Unauthenticated if the caller is no member,
+        CredentialsExpired if its certificate has expired."""
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
@@ -88,7 +88,8 @@ def role_of(principal: Principal) -> str:
 
 
 def principal_of(certificate: bytes, cluster: str) -> Principal:
-    """Returns the principal of the member that a certificate (PEM) names. Raises Unauthenticated."""
+    """Returns the principal of the member that a certificate (PEM) names. Raises Unauthenticated if the certificate
+    names no member of this cluster."""
     from cryptography import x509
 
     if not certificate:
@@ -114,7 +115,8 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Returns the files of the role in the members' folder. Raises InvalidConfiguration if they are missing."""
+    """Returns the certificate and key files of the role in the members' folder. Raises InvalidConfiguration if they are
+    missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
@@ -125,9 +127,8 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 
 
 def read_own_name(settings: MembersSection, role: str) -> str:
-    """Returns the NAME in the process's certificate. Raises InvalidConfiguration if it is of another role or of another
-    cluster.
-    """
+    """Returns the NAME in the certificate of this process. Raises InvalidConfiguration if the certificate is for
+    another role or another cluster."""
     path = tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:
@@ -142,7 +143,8 @@ def read_own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """Returns the network of a member process with this role. Raises InvalidConfiguration."""
+    """Returns a network for a member process with this role, which presents and verifies members' certificates. Raises
+    InvalidConfiguration."""
     read_own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

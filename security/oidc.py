@@ -46,7 +46,7 @@ _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
 
 
 class IssuerKey(NamedTuple):
-    """A public key of an issuer."""
+    """A public key with which an issuer of tokens signs."""
 
     kid: str
     algorithms: tuple[str, ...]
@@ -57,9 +57,8 @@ class IssuerKey(NamedTuple):
 
 
 def parse_keys(document: Mapping[str, Any]) -> tuple[IssuerKey, ...]:
-    """Returns the keys that verify signatures; of two keys with one `kid` the first. Empty if the document has none, or
-    is no key set.
-    """
+    """Returns the keys in an issuer's key set `document` that can verify signatures. If two keys have the same `kid`,
+    returns the first of them. Returns no keys if the document has none, or is no key set."""
     found = document.get("keys")
     if not isinstance(found, list):
         return ()
@@ -114,9 +113,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class OidcProvider:
-    """Verifies tokens of OpenID issuers. Creating it contacts no issuer. Raises InvalidConfiguration if an issuer's
-    address is not https, or `ca` cannot be read.
-    """
+    """Authenticates callers by tokens of OpenID issuers. Creating the object contacts no issuer. Raises
+    InvalidConfiguration if an issuer's address is not https, or `ca` cannot be read."""
 
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
@@ -131,15 +129,13 @@ class OidcProvider:
         self._version = 0
 
     def is_issuer_known(self, token: str) -> bool:
-        """Returns whether the token, not verified yet, names one of the issuers. Raises Unauthenticated if it is no
-        token.
-        """
+        """Returns whether the token, which is not verified yet, names one of the configured issuers. Raises
+        Unauthenticated if the text is not a token."""
         return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
 
     async def principal(self, token: str) -> Principal:
-        """Returns the principal of a token. Raises Unauthenticated; or Unavailable if the issuer's keys are not known
-        and it does not answer.
-        """
+        """Verifies a token and returns its principal. Raises Unauthenticated if the token is not valid, Unavailable if
+        the issuer's keys are not known and the issuer does not answer."""
         version = sum(each.version for each in self._issuers.values())
         if version != self._version:
             self._version = version

@@ -51,7 +51,7 @@ NAME_MAX = 80
 
 
 class Secret:
-    """Bytes that no repr, error or log line shows."""
+    """Secret bytes, such as a key or a password, that no repr, error or log line shows."""
 
     __slots__ = ("_value",)
 
@@ -97,7 +97,8 @@ def read_secret(source: str) -> Secret:
 
 
 def describe_source(source: str) -> str:
-    """Returns how errors and logs name a source: someone may have written the secret itself where its path belongs."""
+    """Returns text that errors and logs show for a source of a secret. The text hides the source if it may be the
+    secret itself, written where its path belongs."""
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)
@@ -107,9 +108,8 @@ def describe_source(source: str) -> str:
 
 
 def read_private_file(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
-    """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if others may; it says
-    what to type.
-    """
+    """Returns the content of a file that only its owner may read. Raises InvalidConfiguration if others may read it;
+    the error text has the command that corrects this."""
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -143,9 +143,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class WatchedValue(Generic[T]):
-    """The value that `load` makes of `source` (as for `read_secret`), loaded again when the source changes. `version`
-    is incremented with each new value.
-    """
+    """A value that `load` makes of `source` (as for `read_secret`), and makes again when the source changes. `version`
+    is incremented with each new value."""
 
     def __init__(self, source: str, load: Callable[[], T], clock: Clock) -> None:
         self.version = 0
@@ -157,9 +156,8 @@ class WatchedValue(Generic[T]):
         self._look_at = clock.monotonic() + CHECK_S
 
     def current(self) -> T:
-        """Returns the value; checks every CHECK_S whether the source has changed. If the new one cannot be loaded, the
-        old value stays.
-        """
+        """Returns the current value. Checks every CHECK_S whether the source has changed, and then loads a new value.
+        If the new value cannot be loaded, the old value stays."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + CHECK_S
@@ -200,7 +198,7 @@ ALGORITHMS = (
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
-    """TLS of the listeners: their certificate, and which client certificates they accept."""
+    """The settings for TLS of the listeners: their certificate, and which client certificates they accept."""
 
     certificate: str = ""  # PEM; it is read again when the file changes, as are the other two
     key: str = ""  # of that certificate
@@ -210,7 +208,7 @@ class TlsSection:
 
 @dataclass(frozen=True, slots=True)
 class CertificateSection:
-    """Callers authenticate by a client certificate; needs `ca` of [tls]."""
+    """The settings for callers that authenticate by a client certificate. Requires `ca` of the section [tls]."""
 
     cluster: str = ""  # of the URI magnetar://CLUSTER/role/NAME; empty: certificates with such a URI are refused
     common_name: bool = True  # of a certificate without a URI it is the role
@@ -218,7 +216,7 @@ class CertificateSection:
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
-    """Callers authenticate by a JSON Web Token, as at Pulsar's token provider."""
+    """The settings for callers that authenticate by a JSON Web Token, as with Pulsar's token provider."""
 
     secret_key: str = field(default="", repr=False)  # HMAC: a file, env:NAME, or data:;base64,…; or
     public_key: str = ""  # … RSA or EC, likewise; a file of several keys takes tokens of each
@@ -232,14 +230,14 @@ class TokenSection:
 
 @dataclass(frozen=True, slots=True)
 class BasicSection:
-    """Callers authenticate by user and password, over TLS or from this machine."""
+    """The settings for callers that authenticate by user and password, over TLS or from this machine."""
 
     file: str = ""  # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
 
 
 @dataclass(frozen=True, slots=True)
 class OidcSection:
-    """Callers authenticate by a token of OpenID Connect."""
+    """The settings for callers that authenticate by a token of OpenID Connect."""
 
     issuers: tuple[str, ...] = ()  # their URLs, at most five
     audiences: tuple[str, ...] = ()  # a token names one of them
@@ -251,21 +249,21 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
-    """How callers without credentials are treated."""
+    """The settings for callers without credentials: how the broker treats them."""
 
     anonymous_role: str = ""  # their role, never that of a super user; empty: they are refused
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
-    """Which roles may do what."""
+    """The settings for authorization: which roles may do which operations."""
 
     super_users: tuple[str, ...] = ()  # roles that may do everything
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    """The credentials with which this broker authenticates at other brokers."""
+    """The settings for the credentials with which this broker authenticates at other brokers."""
 
     token: str = field(default="", repr=False)  # of one of the super users
     ca: str = ""  # with [tls]: who signs the brokers' certificates
@@ -273,7 +271,7 @@ class BrokerSection:
 
 @dataclass(frozen=True, slots=True)
 class MembersSection:
-    """Certificates of the cluster's processes, for the metadata service."""
+    """The settings for the certificates of the cluster's processes, which the metadata service verifies."""
 
     folder: str = ""  # has ROLE.pem and ROLE-key.pem of the processes of this machine
     ca: str = ""  # who signs the members' certificates
@@ -282,8 +280,8 @@ class MembersSection:
 
 @dataclass(frozen=True, slots=True)
 class ZookeeperSection:
-    """Of a cluster whose metadata is in a ZooKeeper. With credentials, or a certificate that all processes share, each
-    node that is made is open to this identity alone."""
+    """The settings for a cluster whose metadata is stored in ZooKeeper. With credentials, or with a certificate that
+    all processes share, only this identity can access the nodes that the processes create."""
 
     ca: str = ""  # who signs its certificates: the connection is TLS, and the host's name is compared
     certificate: str = ""  # a client certificate, where ZooKeeper asks for one
@@ -293,7 +291,7 @@ class ZookeeperSection:
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    """The audit log: where administrative acts and refused requests are written."""
+    """The settings for the audit log: where administrative operations and refused requests are logged."""
 
     file: str = ""  # empty: with the server's log
 
@@ -313,7 +311,7 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """The sections of the security file. None: the file does not have that section."""
+    """The sections of the security file. A section is None if the file does not have it."""
 
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None
@@ -329,7 +327,7 @@ class SecuritySettings:
 
     @property
     def authenticates_callers(self) -> bool:
-        """Returns whether the file has a section by which callers can show who they are."""
+        """Returns whether the file has a section by which callers can authenticate."""
         return bool(self.token or self.oidc or self.basic or self.certificate)
 
     @property

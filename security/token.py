@@ -35,12 +35,13 @@ REMEMBERED_MAX = 10_000
 
 
 def digest_of(credential: str | bytes) -> bytes:
-    """Returns the digest of a credential: the key under which a cache stores what was verified of it."""
+    """Returns the digest of a credential, which a cache uses as the key of the verified principal."""
     return hashlib.sha256(credential if isinstance(credential, bytes) else credential.encode(errors="replace")).digest()
 
 
 class PrincipalCache:
-    """The principals of verified credentials, by digest. The least recently used one is evicted first.
+    """A cache of the principals of verified credentials, by the digests of the credentials. Evicts the least recently
+    used principal first.
 
     `now` and `until` are times of the caller's clock; `until` 0 means for ever.
     """
@@ -84,7 +85,8 @@ _EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 
 
 class TokenProvider:
-    """Verifies tokens with the current key, and remembers the result. When the key changes, all results are dropped."""
+    """Authenticates callers by tokens: verifies them with the current key, and caches the results. When the key
+    changes, drops all cached results."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         """Creates the verifier. Raises InvalidConfiguration like TokenVerifier."""
@@ -108,17 +110,16 @@ class TokenProvider:
         return found
 
     def why_lapsed(self, principal: Principal) -> str:
-        """Returns why the principal's token is not valid any more, empty if it is; the principal must be of this
-        provider.
-        """
+        """Returns the reason why the principal's token is not valid any more; empty if it is still valid. This provider
+        must have authenticated the principal."""
         known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
         return "" if any(known) else "the key of its token is replaced"
 
 
 class TokenVerifier:
-    """Verifies tokens with one secret key, or with the public keys of a file, any of which may have signed.
+    """Verifies tokens with one secret key, or with the public keys of a file; the signature must match one of them.
 
-    Raises InvalidConfiguration if a key cannot be read, is weak, or does not fit.
+    Raises InvalidConfiguration if a key cannot be read, is weak, or is of the wrong kind.
     """
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
@@ -133,9 +134,8 @@ class TokenVerifier:
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
-        """Returns the principal of a token. Raises Unauthenticated, with a text that quotes nothing of the token except
-        its times.
-        """
+        """Verifies a token and returns its principal. Raises Unauthenticated; the error text quotes nothing of the
+        token except its times."""
         claims, proof = self._claims(token)
         return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
@@ -150,9 +150,8 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """How the claims of a token are checked. One of `audiences` must match; if it is empty, the claim is ignored, as in
-    Pulsar.
-    """
+    """The rules by which the claims of a token are checked. The token must be for one of `audiences`; if `audiences` is
+    empty, the audience of the token is ignored, as in Pulsar."""
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -162,9 +161,8 @@ class ClaimRules:
 
 
 def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the claims of a token. Raises Unauthenticated if it is malformed, or was not signed by the key with one
-    of the algorithms.
-    """
+    """Verifies the signature of a token and returns its claims. Raises Unauthenticated if the token is malformed, or
+    was not signed by the key with one of the algorithms."""
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -179,9 +177,8 @@ def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[
 
 
 def unverified_parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns header and claims without any check; to be used only to choose the key that verifies them. Raises
-    Unauthenticated if it is no token.
-    """
+    """Decodes a token and returns its header and claims, without any check. Must be used only to choose the key that
+    verifies the token. Raises Unauthenticated if the text is not a token."""
     jwt = _sized(token)
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
@@ -197,9 +194,8 @@ def _sized(token: str) -> Any:
 
 
 def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
-    """Returns the principal of claims. Raises Unauthenticated if a claim is missing or malformed, or if the token has
-    expired, is not valid yet, or is for another audience.
-    """
+    """Checks the claims of a token and returns its principal. Raises Unauthenticated if a claim is missing or
+    malformed, or if the token has expired, is not valid yet, or is for another audience."""
     missing = [name for name in rules.required if name not in claims]
     if missing:
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")
@@ -264,7 +260,8 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
 
 
 def unverified_json(token: str) -> str:
-    """Returns header and claims as JSON, without any check. Raises InvalidRequest if it is no token."""
+    """Decodes a token and returns its header and claims as JSON text, without any check. Raises InvalidRequest if the
+    text is not a token."""
     jwt = _jwt()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -274,9 +271,8 @@ def unverified_json(token: str) -> str:
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
-    """Returns a token for the role `subject`, with an id (jti) by which it can be revoked. Without `lifetime_s` it is
-    valid as long as the key. `key` is a secret, or a private key in PEM.
-    """
+    """Creates a signed token for the role `subject` and returns it. The token has an id (jti) by which it can be
+    revoked. Without `lifetime_s`, the token is valid as long as the key. `key` is a secret, or a private key in PEM."""
     claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
@@ -337,7 +333,7 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
 
 
 def algorithms_of(key: object) -> tuple[str, ...]:
-    """Returns the algorithms that a public key may verify; empty if it is of another kind, or weak."""
+    """Returns the signature algorithms that a public key can verify; empty if the key is weak or of another kind."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
@@ -379,21 +375,20 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class RevocationList:
-    """The revoked tokens, by id and by role. Raises InvalidConfiguration if the file cannot be read, or a line is
-    neither id nor role.
-    """
+    """The list of revoked tokens, by token id and by role. Raises InvalidConfiguration if the file cannot be read, or
+    if a line is neither an id nor a role."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = WatchedValue(path, lambda: read_revoked(path), clock)
 
     def is_revoked(self, principal: Principal) -> bool:
-        """Returns whether the principal's role or token is revoked."""
+        """Returns whether the principal's role, or the token with which it authenticated, is revoked."""
         listed = self._listed.current()
         return principal.name in listed or principal.credential_id in listed
 
 
 def read_revoked(path: str) -> frozenset[str]:
-    """Returns the ids and roles in the file. Raises InvalidConfiguration."""
+    """Returns the token ids and the roles in the file of revoked tokens. Raises InvalidConfiguration."""
     try:
         with open(path.removeprefix("file:").removeprefix("//"), "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -411,9 +406,8 @@ def read_revoked(path: str) -> frozenset[str]:
 
 
 def token_id_of(token: str) -> str:
-    """Returns the `jti` of a token without verifying its signature. Raises Unauthenticated if it is no token,
-    InvalidRequest if it has no id.
-    """
+    """Returns the id (`jti`) of a token without verifying the token's signature. Raises Unauthenticated if the text is
+    not a token, InvalidRequest if the token has no id."""
     found = unverified_parts(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")
@@ -421,9 +415,8 @@ def token_id_of(token: str) -> str:
 
 
 def revoke(path: str, what: str) -> None:
-    """Adds an id or a role to the file. Raises InvalidRequest if it is neither, InvalidConfiguration if the file cannot
-    be used.
-    """
+    """Adds `what`, a token id or a role, to the file of revoked tokens. Raises InvalidRequest if `what` is neither,
+    InvalidConfiguration if the file cannot be used."""
     if not is_role(what) or what != what.strip() or what.startswith("#"):
         raise InvalidRequest(
             "neither the id nor the role of a token: printable text on one line, without # at its start"

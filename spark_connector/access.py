@@ -63,7 +63,7 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The service URL and the credentials of one query. Its repr contains no credential."""
+    """The service URL and the credentials of one Spark query. Its repr does not show the credentials."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
@@ -74,7 +74,7 @@ class Access:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """Returns the credentials for a client; None: there are none. Raises InvalidConfiguration or
+        """Returns the credentials for a client; None if the options contain none. Raises InvalidConfiguration or
         OperationNotSupported if the options do not make valid credentials."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
@@ -97,7 +97,7 @@ class Access:
         )
 
     def check(self) -> None:
-        """Raises InvalidConfiguration, as the SDK would, if options contradict each other. Sends nothing."""
+        """Raises InvalidConfiguration if options contradict each other, as the SDK would do. Sends nothing."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -115,14 +115,14 @@ class Access:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 
     def credential_places(self) -> Iterator[str]:
-        """Yields the files and variables (`file:PATH`, `env:NAME`) whose content decides what this access may do."""
+        """Yields the names of the files and variables (`file:PATH`, `env:NAME`) that contain the credentials."""
         yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
         yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
 
 
 def parse_access(found: dict[str, str]) -> Access:
-    """Makes the Access of a query from its options, by canonical names; missing options come from the environment and
-    the profile. Raises InvalidConfiguration."""
+    """Makes the Access of a query from its options (by their canonical names). Missing options are taken from the
+    environment and the profile. Raises InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -207,7 +207,7 @@ def _read_place(place: str) -> bytes | None:
 
 
 def digest_places(places: Iterable[str]) -> str:
-    """Returns a digest of the current content of `places` (files and variables): it changes when the
+    """Returns a digest of the present content of the files and variables `places`. The digest changes when their
     content changes."""
     found = hashlib.sha256()
     for place in places:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class MagnetarDataSource(DataSource):
-    """Spark's data source "magnetar": topics as streaming and batch tables. Columns: rows.py;
-    options: docs/spark.md."""
+    """Spark's data source "magnetar", which makes streaming and batch tables of topics. The columns are described in
+    rows.py, the options in docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -31,8 +31,8 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Returns the columns of the table. Spark does not say whether it needs a stream or a batch, so only an option
-        that is wrong for both is refused here."""
+        """Returns the columns of the table. Raises an error only for options that are wrong for both streams and
+        batches, because Spark does not say which of them it needs."""
         from ..proto.errors import InvalidConfiguration
 
         try:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 def make_column(cells: Sequence[Any], shape: DataTypeForms) -> pa.Array:
-    """Returns `cells`, values of the shape or None, as an Arrow column of the type `shape.raw`. Raises Arrow's error
-    if the type cannot represent a value."""
+    """Makes an Arrow column of the type `shape.raw` from the values `cells`, which may contain None. Raises Arrow's
+    error if the type cannot represent a value."""
     if shape.is_plain or not cells:
         return pa.array(cells, shape.raw)
     if not shape.parts:
@@ -95,7 +95,7 @@ WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class SchemaByVersion(Protocol):
-    """A function that returns the topic's schema of a version, which a message names."""
+    """A function that returns the topic's schema of the version that a message names."""
 
     def __call__(self, version: int) -> SchemaInfo: ...
 
@@ -104,16 +104,16 @@ Build = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
 class ColumnDecoder:
-    """Decodes payloads of one topic to columns, for one task. `make_column_builders` returns functions that build only
-    the columns that a query names."""
+    """Decodes the payloads of one topic's messages to columns, for one Spark task. `make_column_builders` returns
+    functions that build only the columns that a query uses."""
 
     def __init__(self, reader: TypedSchema, versions: SchemaByVersion, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
     def make_column_builders(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """Returns by name, for each of these columns, the function that builds it. Building the first one decodes the
-        rows for all."""
+        """Returns for each of these columns, by name, the function that builds it. The first call of such a function
+        decodes the rows for all of them."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=narrow_record(self._reader.record, wanted))
@@ -303,8 +303,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Switches the garbage collector off within its block. Rows have no reference cycles, and searching for these
-    costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Switches Python's garbage collector off while the `with` block runs. Rows have no reference cycles, and searching
+    for cycles costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -332,7 +332,8 @@ SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "pub
 
 
 def check_schema_columns(schema: StructType, topic: str, known: TypedSchema) -> None:
-    """Raises InvalidConfiguration, which names the column, if a column does not fit the topic's schema."""
+    """Raises InvalidConfiguration, which names the column, if a column of the query does not match the topic's
+    schema."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
         if column.name in METADATA | SOURCE_ONLY:
@@ -361,7 +362,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 class RowEncoder:
-    """Encodes rows to payloads by the schema of one topic, for one task."""
+    """Encodes rows to message payloads by the schema of one topic, for one Spark task."""
 
     def __init__(self, known: TypedSchema) -> None:
         self._known = known
@@ -377,8 +378,8 @@ class RowEncoder:
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Returns the payload of each row; None for a message without a value. Raises InvalidRequest if a row does not
-        fit the schema."""
+        """Returns the message payload of each row; None for a row without a value. Raises InvalidRequest if a row does
+        not match the schema."""
         cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}
         try:
             if self._known.record.is_single:

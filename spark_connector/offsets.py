@@ -38,7 +38,7 @@ _PART = "-partition-"
 
 
 class AvailableRange(NamedTuple):
-    """The messages that a broker has stored of one partition: indexes `earliest` … `end - 1`."""
+    """The messages of one partition that are stored at the broker: those with the indexes `earliest` … `end - 1`."""
 
     earliest: int
     end: int
@@ -47,7 +47,7 @@ class AvailableRange(NamedTuple):
 
 
 class MessageRange(NamedTuple):
-    """The messages `first` … `end - 1` of one partition."""
+    """A range of messages of one partition: those with the indexes `first` … `end - 1`."""
 
     partition: Partition
     first: int
@@ -60,9 +60,9 @@ class MessageRange(NamedTuple):
 
 
 class LostMessages(NamedTuple):
-    """Messages that a query wants and the topic does not have: it lost them, or was created again. For the text of the
-    error: `wanted` is the index that is wanted; `there` is the index that the topic has in its place, or the end of
-    the lost range."""
+    """Messages that a query needs and the topic does not have, because it lost them or was created again. The text of
+    the error uses: `wanted`, the index that is needed; `there`, the index that the topic has instead, or the end of the
+    lost range."""
 
     partition: Partition
     wanted: int
@@ -75,22 +75,24 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def is_other_incarnation(one: int, other: int) -> bool:
-    """Whether both incarnations are known, and differ."""
+    """Returns whether both incarnations (ids of a topic that may be deleted and created again) are known, and
+    differ."""
     return bool(one and other and one != other)
 
 
 def reset_recreated_partitions(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations = UNKNOWN
 ) -> Index:
-    """Returns `start`, with the earliest index for each partition that was created again since: its incarnation
-    differs from that in `made`, or it ends before the offset."""
+    """Returns `start`, in which each partition that was created again has its earliest index. A partition was created
+    again if its incarnation differs from that in `made`, or if it ends before its offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
 def find_recreated(
     start: Index, available: Mapping[Partition, AvailableRange], made: Incarnations
 ) -> list[LostMessages]:
-    """Returns, as lost messages, the partitions whose index `reset_recreated_partitions` would change."""
+    """Returns, as lost messages, the partitions that were created again: those whose index `reset_recreated_partitions`
+    would change."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
     return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
@@ -116,8 +118,8 @@ def offset_to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict
 
 
 def progress_of(index: Index, available: Mapping[Partition, AvailableRange]) -> dict[str, Any]:
-    """Returns the progress of a query at `index` for Spark's `latestOffset`: what is available, and the lag. Spark has
-    no other metrics of a source in Python."""
+    """Returns what Spark's progress report shows for a query at the offset `index`: the messages that are available,
+    and the lag. It is part of `latestOffset`, because Spark has no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -133,7 +135,8 @@ def progress_of(index: Index, available: Mapping[Partition, AvailableRange]) -> 
 
 
 def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """Parses an offset from a checkpoint. Raises InvalidRequest if it is not one of this source."""
+    """Returns the index of each partition from an offset in a checkpoint. Raises InvalidRequest if the offset does not
+    come from this source."""
     try:
         return {
             (topic, int(partition)): operator.index(value)
@@ -146,7 +149,7 @@ def parse_offset(offset: Mapping[str, Mapping[str, int]]) -> Index:
 
 
 def parse_incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    """Returns the incarnations that an offset names, by partition. Raises InvalidRequest."""
+    """Returns the incarnation of each partition that an offset names. Raises InvalidRequest."""
     index = parse_offset(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
@@ -227,8 +230,9 @@ def plan_ranges(
 
 
 def split_ranges(whole: list[MessageRange], partitions_min: int | None, records_max: int | None) -> list[MessageRange]:
-    """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, and none above
-    `records_max`. The result depends only on the arguments, so that a retried batch has the same tasks."""
+    """Divides ranges of messages into tasks: about `partitions_min` tasks if there are enough messages, and none with
+    more than `records_max` messages. The result depends only on the arguments, so that a batch that is run again has
+    the same tasks."""
     total = sum(r.messages for r in whole)
     result: list[MessageRange] = []
     for r in whole:

@@ -125,7 +125,7 @@ _SPELLED = {each.lower(): each for each in _WRITTEN.split()}
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a query that reads."""
+    """The options of a Spark query that reads topics."""
 
     access: Access
     topics: tuple[TopicName, ...]  # empty with a pattern
@@ -159,7 +159,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """The options of a sink that writes exactly once (spark_connector/sink.py)."""
+    """The options of a sink that writes each message exactly once (spark_connector/delivery.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -170,7 +170,7 @@ class ExactlyOnce:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of a query that writes."""
+    """The options of a Spark query that writes to topics."""
 
     access: Access
     topic: str | None  # None: from the column `topic`
@@ -443,7 +443,7 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """Parses the options of a sink. `complete`: each batch of the stream contains the whole result
+    """Returns the options of a query that writes. `complete`: each batch of the stream contains the whole result
     (outputMode("complete")). Raises InvalidConfiguration."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")

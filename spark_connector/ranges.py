@@ -44,7 +44,7 @@ _OF_PROCESS: dict[tuple[int, str], QueryConnection] = {}
 
 
 def connection_of(options: SourceOptions) -> QueryConnection:
-    """Returns the connection of this process for a query; makes it at first use."""
+    """Returns the connection that this process uses for a query. Makes it at the first call."""
     key, held = (os.getpid(), options.identity), digest_places(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.files_version != held:  # a key or a credential of its files is another one now
@@ -69,15 +69,16 @@ def _places(options: SourceOptions) -> Iterator[str]:
 
 
 class PartitionIncarnation(NamedTuple):
-    """One partition, or a topic without partitions, in one incarnation."""
+    """One partition, or a topic without partitions, with its incarnation: a topic that is deleted and created again has
+    another one."""
 
     name: str  # full
     incarnation: int = 0  # 0: not known
 
 
 class QueryConnection:
-    """The connection of a query to its topics: lists partitions, asks for available messages, and reads ranges of
-    messages."""
+    """The connection of a Spark query to its topics: lists their partitions, asks which messages are available, and
+    reads ranges of messages."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
         """Makes a connection. `held`: a digest of the content of the query's key and credential files."""
@@ -98,7 +99,7 @@ class QueryConnection:
         return self._loop.run_until_complete(coroutine)
 
     def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
-        """Returns all partitions of the query's topics. They are listed again with `anew`, or after
+        """Returns all partitions of the query's topics. Lists them again if `anew` is True, or after
         topicDiscoveryInterval."""
         age_s = self._clock.monotonic() - self._discovered_at
         if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
@@ -108,7 +109,7 @@ class QueryConnection:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Returns the partitions of the last call of `read_available`."""
+        """Returns the partitions that the last call of `read_available` found."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -159,7 +160,8 @@ class QueryConnection:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """Returns the index of the first message published at or after `at_ms`, or the end of the partition."""
+        """Returns the index of the first message of a partition that was published at `at_ms` or later; the end of the
+        partition if there is none."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
@@ -170,8 +172,8 @@ class QueryConnection:
         return self._run(asked).aborted
 
     def acknowledge_index(self, index: Index, made: Incarnations, subscription: str) -> None:
-        """Acknowledges for `subscription` all messages before `index` in each partition that exists. `made`: the
-        incarnations to which the indexes belong."""
+        """Acknowledges for `subscription` all messages before the offset `index`, in each partition that still exists.
+        `made`: the incarnations of the partitions to which the offset belongs."""
         known = self.partitions()
         moves = {PartitionIncarnation(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
         self._run(self._advance(moves, subscription))
@@ -201,8 +203,8 @@ class QueryConnection:
             await self._admin.advance_subscription(name, subscription, done, incarnation=made)
 
     def read(self, part: PartitionIncarnation, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Yields the entries with the messages `first` … `end - 1`, as they arrive. Raises TopicNotFound if the
-        partition is gone or has another incarnation."""
+        """Yields the entries that contain the messages `first` … `end - 1` of a partition, as they arrive. Raises
+        TopicNotFound if the partition is gone or has another incarnation."""
         entries = self._client.read_range(
             part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
         )
@@ -219,17 +221,18 @@ class QueryConnection:
             self._run(entries.aclose())
 
     def newest_schemas(self) -> dict[str, TypedSchema]:
-        """Returns the newest schema of each topic. Raises InvalidConfiguration if a topic has none, or columns cannot
-        be made of it."""
+        """Returns the newest schema of each topic of the query. Raises InvalidConfiguration if a topic has no schema,
+        or if columns cannot be made of it."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
         return {name: find_newest(name, self.schemas(name)) for name in names}
 
     def schemas(self, topic: str) -> list[TopicSchema]:
-        """Returns the schemas of a topic that are not deleted."""
+        """Returns all versions of a topic's schema that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
     def find_schema_with_columns(self, topic: str, wanted: StructType) -> TypedSchema:
-        """Returns the newest schema of a topic that has these columns. Raises InvalidConfiguration if none has."""
+        """Returns the newest version of a topic's schema that has all the columns `wanted`. Raises InvalidConfiguration
+        if no version has them."""
         return find_reader_schema(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
@@ -237,7 +240,8 @@ class QueryConnection:
         return self._run(self._admin.schema(topic, version)).schema
 
     def check_incarnation(self, part: PartitionIncarnation) -> None:
-        """Raises TopicNotFound if the partition was deleted, or has another incarnation."""
+        """Raises TopicNotFound if the partition was deleted, or was deleted and created again since its incarnation was
+        read."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:

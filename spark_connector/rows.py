@@ -88,7 +88,8 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 
 
 def default_columns(options: SourceOptions) -> StructType:
-    """Returns the default columns of a query that reads without schema=registry."""
+    """Returns the columns of a query that reads messages without decoding them by the topic's schema (without
+    schema=registry)."""
     names = ["key", "value", "topic", "partition", "offset"]
     if options.kafka_columns:
         names += ["timestamp", "timestampType", *(["headers"] if options.include_properties else [])]
@@ -104,14 +105,16 @@ def default_columns(options: SourceOptions) -> StructType:
 
 
 def metadata_columns(options: SourceOptions) -> list[StructField]:
-    """Returns the columns of a query with schema=registry other than those of the topic's schema."""
+    """Returns the columns that a query with schema=registry has in addition to those of the topic's schema, such as the
+    key of a message."""
     names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
     names += ["properties"] if options.include_properties else []
     return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
 
 
 def check_source_columns(schema: StructType, options: SourceOptions) -> None:
-    """Checks a schema that the user gave. Raises InvalidConfiguration for an unknown column name or another type."""
+    """Checks the table schema that the user gave. Raises InvalidConfiguration for an unknown column, or a column with a
+    wrong type."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
             raise InvalidConfiguration(f"column {wanted.name!r} does not exist; there are {', '.join(_COLUMNS)}")
@@ -127,7 +130,7 @@ def _type(name: str, options: SourceOptions) -> DataType:
 
 
 class Entry:
-    """A decoded entry: its messages, and the fields that they share."""
+    """A decoded entry (the unit that a broker stores): its messages, and the fields that they share."""
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
@@ -165,8 +168,8 @@ def _without_size(fields: MessageFields) -> bytes:
 
 
 def decode_readable(stored: StoredEntry) -> Entry:
-    """Decodes an entry of which rows can be made. Raises CorruptEntry; NotAllowed if the entry is a chunk of a
-    message; CryptoError if it is encrypted."""
+    """Decodes a stored entry whose messages can become rows. Raises CorruptEntry; NotAllowed if the entry is a chunk of
+    a large message; CryptoError if it is encrypted."""
     entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
@@ -186,7 +189,7 @@ class _Run(NamedTuple):
 
 
 class RowBuilder:
-    """Collects rows of one partition and makes Arrow batches of them."""
+    """Collects the rows of one partition, and makes Arrow batches of them."""
 
     def __init__(
         self, schema: StructType, partition: Partition, message_partition: int, decoding: ColumnDecoder | None = None
@@ -219,8 +222,8 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Adds those of the messages `at` … `end - 1` that the entry contains. Returns the index after the last added
-        one."""
+        """Adds those messages of the entry whose index is from `at` to `end - 1`. Returns the index after the last
+        message that was added."""
         skipped = max(0, at - entry.first_index)
         values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
         if not values:
@@ -235,7 +238,7 @@ class RowBuilder:
         return entry.first_index + skipped + run.rows
 
     def offset_of(self, row: int) -> int:
-        """Returns the message index (offset) of row number `row`."""
+        """Returns the index (offset) of the message in row number `row`."""
         for run in self.runs:
             if row < run.rows:
                 return run.entry.first_index + run.skipped + row

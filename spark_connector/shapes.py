@@ -60,7 +60,7 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class DataTypeForms:
-    """A data type in all of its forms: Spark's, Arrow's, JSON's and Avro's."""
+    """One data type, as Spark, Arrow, JSON and Avro represent it."""
 
     spark: DataType
     raw: pa.DataType
@@ -74,7 +74,7 @@ class DataTypeForms:
 
 @dataclass(frozen=True, slots=True)
 class ColumnField:
-    """A field of a record: its name, its type, and its default."""
+    """A field of a record: its name, its data type, and its default."""
 
     name: str
     shape: DataTypeForms
@@ -83,13 +83,14 @@ class ColumnField:
 
     @property
     def has_default_value(self) -> bool:
-        """Whether a JSON payload without the field gets a value other than null."""
+        """Returns whether a JSON payload that lacks the field gets a value other than null for it."""
         return self.has_default and self.default is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """The top level of a definition: its fields; or a single value that is not a record, as the column `value`."""
+    """The fields of a topic's schema as columns. A schema that is no record but a single value has one column,
+    `value`."""
 
     fields: tuple[ColumnField, ...]
     avro: Any
@@ -126,7 +127,8 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def parse_record_shape(info: SchemaInfo) -> RecordShape:
-    """Returns the Record of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the schema."""
+    """Returns the RecordShape of an AVRO or JSON schema. Raises InvalidSchema if columns cannot be made of the
+    schema."""
     parsed = avro_definition(info)
     try:
         return _Shapes(named_types(parsed), json_=info.type is SchemaType.JSON).top(parsed)
@@ -135,7 +137,7 @@ def parse_record_shape(info: SchemaInfo) -> RecordShape:
 
 
 def narrow_record(record: RecordShape, names: Collection[str]) -> RecordShape:
-    """Returns the record with only these fields, for payloads of JSON."""
+    """Returns a copy of the record that has only the fields `names`, for JSON payloads."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -355,15 +357,15 @@ _SINGLE = {
 
 
 class TypedSchema(NamedTuple):
-    """A schema of a topic, and the Record class with which rows are read or written."""
+    """A schema of a topic, and the RecordShape with which its rows are read or written."""
 
     info: SchemaInfo
     record: RecordShape
 
 
 def make_typed_schema(topic: str, info: SchemaInfo) -> TypedSchema:
-    """Returns the schema with its Record. Raises InvalidConfiguration, which names an alternative, if columns cannot
-    be made of the schema."""
+    """Returns the schema together with its RecordShape. Raises InvalidConfiguration, which names an alternative, if
+    columns cannot be made of the schema."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return TypedSchema(info, RecordShape((ColumnField("value", shape),), None, None, is_single=True))
@@ -428,8 +430,9 @@ def _has(found: TypedSchema, named: Mapping[str, DataType]) -> bool:
 
 
 def schema_columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[StructField]) -> StructType:
-    """Returns the columns of a query over the topics of `schemas`. `metadata`: the columns that are not of a schema.
-    Raises InvalidConfiguration if two topics differ, or if a field has the name of a column in `metadata`."""
+    """Returns the columns of a query over all topics of `schemas`. `metadata`: the columns that do not come from a
+    schema. Raises InvalidConfiguration if the columns of two topics differ, or if a field has the name of a column in
+    `metadata`."""
     if not schemas:
         raise InvalidConfiguration("no topic matches, so there is no schema: create a topic, or give one by .schema(…)")
     first = next(iter(schemas))
@@ -447,8 +450,8 @@ def schema_columns(schemas: Mapping[str, TypedSchema], metadata: Iterable[Struct
 
 
 def check_metadata_columns(wanted: StructType, metadata: Iterable[StructField]) -> None:
-    """Checks those columns of a user's schema that are not of the topic's schema; `metadata` are the allowed ones.
-    Raises InvalidConfiguration."""
+    """Checks those columns of the user's table schema that do not come from the topic's schema. `metadata` are the
+    columns that are allowed. Raises InvalidConfiguration."""
     known = {each.name: each.dataType for each in metadata}
     for each in wanted:
         if not each.name.startswith(META):

@@ -110,7 +110,7 @@ _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class TaskReport(WriterCommitMessage):
-    """The message of a task to the driver: how many rows it stored, and in which transaction of which batch."""
+    """What a task reports to the Spark driver: how many rows it has stored, and in which transaction of which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -122,8 +122,8 @@ class TaskReport(WriterCommitMessage):
 
 
 def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """Returns the batch that the running task writes; None if the sink writes at least once. `run`: random, of this
-    run of the batch."""
+    """Returns the batch that the running task writes; None if the options do not ask for exactly-once writing. `run`: a
+    random id of this attempt to run the batch."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None
@@ -141,17 +141,17 @@ def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) ->
 
 
 class BatchCommitter:
-    """Ends a batch at the driver: commits or aborts the transactions of its tasks. Does nothing if the sink writes at
-    least once."""
+    """Ends a batch at the Spark driver: commits or aborts the transactions of its tasks. Does nothing if the sink
+    writes at least once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self.run = uuid4().hex
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
-        """Commits the transactions of a batch. `number`: of the batch of a stream, from Spark. Raises
-        TransactionAborted, SinkFenced or OutcomeUnknown; then Spark ends the query, and runs the batch again after a
-        restart."""
+        """Commits the transactions of all tasks of a batch. `number`: the number that Spark gives the batch of a
+        stream. Raises TransactionAborted, SinkFenced or OutcomeUnknown; then Spark ends the query, and runs the batch
+        again after a restart."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -167,7 +167,7 @@ class BatchCommitter:
         _LOG.info("batch %d of sink %s: %s, %d rows", batch.number, batch.sink_id, outcome.name, rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Aborts the transactions of a batch. Never raises: errors are logged."""
+        """Aborts the transactions of all tasks of a batch. Never raises: errors are logged."""
         written = [each for each in messages if isinstance(each, TaskReport) and each.txn is not None]
         if self._options.once is None or not written:
             return
@@ -573,7 +573,7 @@ def _send(task: _TaskWriter, kept: list[pa.RecordBatch], batch: Batch, begun_at:
 
 
 class MagnetarWriter(DataSourceArrowWriter):
-    """The writer of a batch query, as Spark calls it."""
+    """Spark's writer of a batch query: sends rows as messages."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
@@ -591,7 +591,7 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of a streaming query, as Spark calls it. Each task writes its rows of a batch."""
+    """Spark's writer of a streaming query: each task sends its rows of a batch as messages."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema

@@ -59,9 +59,9 @@ QUERY_PREFIX = "spark-query-"
 
 
 class RangePartition(InputPartition):
-    """One task: messages `first` … `end - 1` of one partition, in the incarnation that was planned. `done`: in the
-    first task of a partition, the index before which all earlier batches are committed. `name`: the name of the
-    partition; empty: the topic has no partitions."""
+    """The work of one Spark task: the messages `first` … `end - 1` of one partition, in the incarnation that was
+    planned. `done`: in the first task of a partition, the index before which all earlier batches are committed. `name`:
+    the name of the partition; empty: the topic has no partitions."""
 
     def __init__(self, range_: MessageRange, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -256,7 +256,8 @@ def _limit_to(target: AvailableRange, there: AvailableRange) -> AvailableRange:
 
 
 class MagnetarReader(DataSourceReader):
-    """Spark's reader of a batch query: the messages between two offsets, which are fixed when the query is planned."""
+    """Spark's reader of a batch query: reads the messages between two offsets, which are fixed when the query is
+    planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -279,8 +280,8 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's reader of a stream, with admission control, Trigger.AvailableNow and a durable subscription that follows
-    Spark's commits."""
+    """Spark's reader of a streaming query. Supports limits for each batch (admission control), Trigger.AvailableNow,
+    and a durable subscription that acknowledges what Spark has committed."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
@@ -307,7 +308,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the end of the next batch as an offset; `start` itself if there is nothing to read."""
+        """Returns the offset at the end of the next batch; `start` itself if there is nothing to read."""
         options = self.options
         begin, made = decide.parse_offset(start), decide.parse_incarnations(start)
         available = connection_of(self.options).read_available()

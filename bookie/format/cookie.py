@@ -18,8 +18,8 @@ MAGIC = b"MGN-COOK"
 
 
 class Cookie(msgspec.Struct, frozen=True):
-    """The owner of a data directory: the bookie's uuid as text, the cluster's instance, the bookie's directories, and
-    the number of completed starts."""
+    """The content of a cookie file, which says to whom a data directory belongs: the bookie's uuid as text, the
+    cluster's instance, the bookie's directories, and the number of completed starts."""
 
     bookie: str
     instance: str
@@ -32,5 +32,6 @@ def encode(cookie: Cookie) -> bytes:
 
 
 def decode(data: bytes, path: str) -> Cookie:
-    """Returns the cookie. Raises Damaged or NewerFormat; `path` is for the message."""
+    """Returns the cookie that is encoded in `data`. Raises DamagedFile or NewerFormat; `path` is named in the error
+    text."""
     return note.decode_note(data, MAGIC, Cookie, path)

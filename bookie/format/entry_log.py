@@ -36,18 +36,19 @@ _RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER.size
 
 
 class EntryIds(NamedTuple):
-    """The ids in a stored entry."""
+    """The ledger id and the entry id that the header of a stored entry contains."""
 
     ledger: int
     entry: int
 
 
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
-    """Returns the sizes of the records of these entries, and an iterator over the bytes to write for each record.
+    """Returns the sizes of the records for these stored entries, and an iterator over the bytes to write for each
+    record.
 
-    `stored` has each entry in one or more buffers, its header in the first; all must be verified. Works column by
-    column: a flush has a million entries, and a call for each costs four times as much. The checksums are computed when
-    the iterator is read.
+    `stored` has each entry in one or more buffers, the entry's header in the first buffer; the caller must have
+    verified all entries. The records are encoded column by column: a flush has a million entries, and a call for each
+    entry would cost four times as much. The checksums are computed when the iterator is read.
     """
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
@@ -74,7 +75,8 @@ def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
 
 
 def intact_record(data: bytes, start: int, end: int) -> bytes | None:
-    """Returns the stored entry of the record data[start:end], or None if the record is damaged."""
+    """Decodes the record data[start:end] of an entry log and returns its stored entry. Returns None if the record is
+    damaged."""
     stored = data[start + RECORD_HEADER_BYTES : end]
     if end - start < RECORD_HEADER_BYTES or end > len(data):
         return None
@@ -85,11 +87,11 @@ def intact_record(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def intact_entries(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
-    """Returns the stored entries `entry`, `entry + 1`, … of `ledger`, up to the first record that is damaged or belongs
-    to another entry.
+    """Decodes records of an entry log and returns their stored entries: `entry`, `entry + 1`, … of `ledger`, up to the
+    first record that is damaged or belongs to another entry.
 
-    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Only what is returned is copied; small
-    records are sliced faster from `bytes`.
+    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Only the returned bytes are copied; small
+    records are sliced faster if `data` is `bytes`.
     """
     found: list[bytes] = []
     extend = checksum.crc32c
@@ -122,9 +124,8 @@ def record_size(data: bytes, start: int) -> int:
 
 
 def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """Returns (end, ledger, entry) of the record that begins at `start`; None if there is no complete, undamaged
-    record.
-    """
+    """Verifies the record that begins at `start` and returns (offset of its end, ledger id, entry id). Returns None if
+    `data` has no complete, undamaged record there."""
     if len(data) - start < _RECORD_BYTES_MIN:
         return None
     length, crc = _HEAD.unpack_from(data, start)
@@ -138,7 +139,8 @@ def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:
-    """Returns the ids in a stored entry; None if it is too short."""
+    """Returns the ledger id and the entry id of a stored entry. Returns None if the stored entry is too short to have
+    them."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])

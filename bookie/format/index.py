@@ -50,7 +50,8 @@ _HEAD_WORDS = HEAD_BYTES // 4
 class Extent(NamedTuple):
     """A run of records of one ledger at log[start : start + length], in ascending entry order.
 
-    `first` and `last` are entry ids; `entries` counts the records; `table_crc` is the checksum of its table.
+    `first` and `last` are the smallest and the largest entry id; `entries` is the number of records; `table_crc` is the
+    checksum of the extent's table.
     """
 
     ledger: int
@@ -67,18 +68,16 @@ class Extent(NamedTuple):
 
 
 class ExtentTable(NamedTuple):
-    """The entry ids and places of an extent's records: record i is entry first + deltas[i], at log[start + offsets[i] :
-    start + offsets[i + 1]].
-    """
+    """The table of an extent: the entry ids of its records and their places in the log. Record i is entry first +
+    deltas[i], at log[start + offsets[i] : start + offsets[i + 1]]."""
 
     deltas: array[int]
     offsets: array[int]
 
 
 class GroupHeader(NamedTuple):
-    """The header of a group: the number of its extents, the bytes of all their tables, and the checksum of header and
-    heads.
-    """
+    """The header of an index group: the number of the group's extents, the bytes of all their tables, and the checksum
+    of the header and the extent heads."""
 
     extents: int
     tables_bytes: int
@@ -90,9 +89,8 @@ class GroupHeader(NamedTuple):
 
 
 def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
-    """Returns the extent of these ascending `entries`, and the bytes of its table. `offsets` are relative to `start`,
-    with one more element: the end.
-    """
+    """Returns the extent that contains these ascending `entries`, and the encoded bytes of its table. `offsets` are the
+    offsets of the records relative to `start`, with one more element: the end of the last record."""
     first = entries[0]
     table = _words([entry - first for entry in entries]) + _words(offsets)
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
@@ -110,9 +108,8 @@ def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
 
 
 def intact_group_header(data: bytes) -> GroupHeader | None:
-    """Returns the group header at the start of `data`; None if there is none. Its checksum can only be compared with
-    the heads.
-    """
+    """Decodes the group header at the start of `data`. Returns None if the bytes are not a group header. The caller
+    must compare the header's checksum later, because it also covers the extent heads."""
     if len(data) < GROUP_HEADER_BYTES:
         return None
     magic, extents, tables_bytes = _GROUP.unpack_from(data)
@@ -122,12 +119,14 @@ def intact_group_header(data: bytes) -> GroupHeader | None:
 
 
 def group_checksum(data: bytes) -> int:
-    """Returns the checksum of the group header in `data`, to which the caller must add the bytes of the heads."""
+    """Returns the checksum of the group header in `data`. The caller must continue this checksum with the bytes of the
+    extent heads."""
     return crc32c(data[: _GROUP.size])
 
 
 def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
-    """Returns the extents of a group from the bytes of its header and heads; None if their checksum is wrong."""
+    """Decodes the extents of a group from `data`, the bytes of the group's header and heads. Returns None if the
+    checksum of these bytes is wrong."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
@@ -138,14 +137,14 @@ def intact_extents(header: GroupHeader, data: bytes) -> list[Extent] | None:
 
 
 def decode_extent_heads(heads: Buffer) -> Iterator[Extent]:
-    """Yields the extents in `heads`, whose checksum must have been compared before."""
+    """Yields the extents that are encoded in `heads`. The caller must have compared the checksum of these bytes
+    before."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
 def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
-    """Returns the extents of `ledger`, each with the offset of its table. `tables_offset` is the offset of the table of
-    the first head.
-    """
+    """Returns the extents of `ledger` among the encoded `heads`, each with the offset of its table in the index file.
+    `tables_offset` is the offset of the table of the first head."""
     found: list[tuple[Extent, int]] = []
     for head in _HEAD.iter_unpack(heads):  # of other ledgers, mostly: no object for each
         if head[0] == ledger:
@@ -155,9 +154,8 @@ def find_ledger_extents(heads: Buffer, ledger: int, tables_offset: int) -> list[
 
 
 class HeadColumns(NamedTuple):
-    """Two fields of all heads as columns, because an object for each head costs too much. `reach` is the largest end of
-    any record.
-    """
+    """The ledger ids and the numbers of entries of all extent heads of a group, as two arrays, because an object for
+    each head would cost too much. `reach` is the largest end offset of any of these extents."""
 
     ledgers: array[int]
     entries: array[int]
@@ -178,7 +176,7 @@ def head_columns(heads: bytes) -> HeadColumns:
 
 
 def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
-    """Returns the table of an extent, or None if the table is damaged."""
+    """Decodes the table of `extent` from `data`. Returns None if the table is damaged."""
     if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
         return None
     words = array("I", data)
@@ -188,7 +186,7 @@ def intact_table(extent: Extent, data: bytes) -> ExtentTable | None:
 
 
 def single_table(extent: Extent) -> ExtentTable:
-    """Returns the table of an extent that has one entry."""
+    """Returns the table of an extent that contains only one entry."""
     assert extent.entries == 1
     return ExtentTable(array("I", (0,)), array("I", (0, extent.length)))
 

@@ -71,7 +71,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class DamagedFile(Exception):
-    """Raised when the bytes at `offset` of `path` are not what was written there."""
+    """Raised when the bytes at `offset` of the file `path` differ from those that were written there."""
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at offset {offset}: {reason}")
@@ -81,15 +81,15 @@ class DamagedFile(Exception):
 
 
 class ForeignFile(DamagedFile):
-    """Raised when a file is whole and belongs to another bookie, because an operator mixed up directories. The bookie
-    cannot repair this.
-    """
+    """Raised when a file is undamaged but belongs to another bookie, because an operator mixed up directories. The
+    bookie cannot repair this."""
 
 
 class FileHeader(NamedTuple):
-    """The 64-byte header of a file: its format's magic, the bookie's uuid (16 bytes), and the file's number.
+    """The 64-byte header of a file: the magic of the file's format, the bookie's uuid (16 bytes), and the file's
+    number.
 
-    The meaning of `a` and `b` depends on the format.
+    `a` and `b` are two numbers whose meaning depends on the file's format.
     """
 
     magic: bytes
@@ -100,7 +100,7 @@ class FileHeader(NamedTuple):
 
 
 def crc32c(*buffers: Buffer) -> int:
-    """Returns the CRC32C over the buffers one after the other."""
+    """Returns the CRC32C of the concatenation of all given buffers."""
     crc = 0
     for buffer in buffers:
         crc = checksum.crc32c(buffer, crc)
@@ -108,7 +108,7 @@ def crc32c(*buffers: Buffer) -> int:
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:
-    """Returns the CRC32C of some bytes followed by `data`; `crc` is the CRC32C of those bytes."""
+    """Returns the CRC32C of earlier bytes followed by `data`. `crc` is the CRC32C of the earlier bytes alone."""
     return checksum.crc32c(data, crc)
 
 
@@ -118,9 +118,8 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path: str) -> FileHeader:
-    """Returns the file header in `data`. Raises Damaged, ForeignFile or NewerFormat if it is not that of file `number`
-    of bookie `uuid`.
-    """
+    """Returns the file header that is encoded in `data`. Raises DamagedFile, ForeignFile or NewerFormat if it is not
+    the header of file `number` of the bookie `uuid`."""
     if len(data) < FILE_HEADER_BYTES:
         raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a file header")
     head = data[: _HEADER.size]
@@ -156,7 +155,7 @@ RECORD_BYTES_MAX = 8 << 20
 
 
 class RecordType(enum.IntEnum):
-    """The type of a journal record; the table above has the fields of each."""
+    """The type of a journal record. The table in the module's docstring lists the fields of each type."""
 
     ADD = 1
     FENCE = 2
@@ -166,8 +165,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """A record of the journal. `entry` is -1 if records of this type have no entry. `payload` is the stored entry of an
-    ADD."""
+    """A record of the journal. `entry` is -1 for record types without an entry. `payload` of an ADD record is the
+    stored entry."""
 
     type: RecordType
     ledger: int
@@ -176,9 +175,8 @@ class JournalRecord(NamedTuple):
 
 
 class BlockRecords(NamedTuple):
-    """The records of a block as columns: a replay reads millions of records, and an object for each costs more than its
-    CRC.
-    """
+    """The records of a journal block, as one array for each field: a replay reads millions of records, and an object
+    for each record would cost more than its CRC."""
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]
@@ -190,10 +188,11 @@ class BlockRecords(NamedTuple):
 
 
 class BlockHeader(NamedTuple):
-    """The header of a block: its journal's id, its number in the file, the number of bytes that were synced when it was
-    made.
+    """The header of a journal block: the id of the journal, the number of the block in its file, and the number of
+    bytes of the file that were synced when the block was made.
 
-    `records` and `length` are the number and bytes of its records, `records_crc` the CRC32C of their CRCs.
+    `records` and `length` are the number and the bytes of the records in the block; `records_crc` is the CRC32C of the
+    CRCs of these records.
     """
 
     journal: int
@@ -214,14 +213,13 @@ _sum = checksum.crc32c
 
 
 def padded_size(size: int) -> int:
-    """Returns `size` rounded up to the alignment of blocks."""
+    """Returns `size` rounded up to a multiple of the alignment of journal blocks."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """Returns the record's header, and the size of the whole record. The caller writes the payload's buffers after the
-    header; they are not copied.
-    """
+    """Returns the header of a journal record with this payload, and the size of the whole record. The caller must write
+    the payload's buffers after the header; this function does not copy them."""
     length = 0
     for buffer in payload:
         length += len(buffer)
@@ -233,10 +231,12 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 def encode_adds(
     ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]], headers: list[bytes], buffers: list[Buffer]
 ) -> int:
-    """Encodes an ADD record for each of the entries (id, stored, bytes), which must be verified. Appends the record
-    headers to `headers`, and all that is to be written to `buffers`. Returns the bytes of all records.
+    """Encodes an ADD record for each of the entries (id, stored, bytes), which the caller must have verified. Appends
+    the record headers to `headers`, and all buffers to be written to `buffers`. Returns the size in bytes of all
+    records together.
 
-    The first buffer of an entry, its header, is joined to the record header, which halves the number of buffers.
+    The first buffer of an entry, which has the entry's header, is joined to the record header. This halves the number
+    of buffers.
     """
     total = 0
     for entry, stored, size in entries:
@@ -259,7 +259,8 @@ def encode_adds(
 def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
-    """Returns the header of a block at `offset` whose records have these headers, and `length` bytes together."""
+    """Returns the header of a block that begins at `offset` of the file. The records of the block have these
+    `record_headers`, and `length` bytes together."""
     records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
@@ -277,8 +278,8 @@ def encode_first_block(header: bytes) -> bytes:
 
 
 def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """Decodes the block header at the start of `data`, which are the bytes at `offset` of the file. Returns None if
-    there is no valid header, or if it is from an earlier use of the file."""
+    """Decodes the block header at the start of `data`; these bytes were read at `offset` of the file. Returns None if
+    there is no valid header, or if the header is from an earlier use of the file."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)
@@ -290,9 +291,8 @@ def intact_block_header(data: bytes, salt: int, journal: int, offset: int) -> Bl
 
 
 def intact_records(header: BlockHeader, data: bytes, offset: int = 0) -> BlockRecords | None:
-    """Returns the records of a block with this header, which begin at `offset` of `data`; None if any of them is
-    damaged.
-    """
+    """Decodes the records of the block with this header; the records begin at `offset` of `data`. Returns None if any
+    record is damaged."""
     limit = offset + header.length
     if len(data) < limit:
         return None

@@ -49,7 +49,7 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 class FactKind(enum.IntEnum):
-    """The type of a record; the table above has the fields of each."""
+    """The type of a record in the ledger index. The table in the module's docstring lists the fields of each type."""
 
     LEDGER = 1
     TOMBSTONE = 2
@@ -60,9 +60,8 @@ class FactKind(enum.IntEnum):
 
 
 class LedgerState(NamedTuple):
-    """The record of a ledger in the ledger index: fence, master key (20 bytes), largest LAC and largest entry stored
-    (-1: none).
-    """
+    """The record of a ledger in the ledger index: whether the ledger is fenced, its master key (20 bytes), its largest
+    last-add-confirmed (LAC), and the largest entry id stored (-1: none)."""
 
     ledger: int
     fenced: bool
@@ -76,16 +75,16 @@ class LedgerState(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """The ledgers `first … last` were deleted: none of their entries can be read, and their space is free."""
+    """The durable record that the ledgers `first … last` were deleted: none of their entries can be read any more, and
+    their disk space may be reused."""
 
     first: int
     last: int
 
 
 class QuarantinedEntries(NamedTuple):
-    """Entries whose only copy on this bookie is damaged: a read of one that is not found is UNKNOWN, never "no such
-    entry".
-    """
+    """The record that this bookie's only copy of some entries is damaged. A read of such an entry that finds no good
+    copy is answered with UNKNOWN, never with "no such entry"."""
 
     ledger: int
     first: int
@@ -93,7 +92,8 @@ class QuarantinedEntries(NamedTuple):
 
 
 class QuarantineEnd(NamedTuple):
-    """Entries whose quarantine has ended, because a good copy of each was stored again."""
+    """The record that the quarantine of some entries has ended, because a good copy of each of them was stored
+    again."""
 
     ledger: int
     first: int
@@ -101,17 +101,17 @@ class QuarantineEnd(NamedTuple):
 
 
 class LimboRow(NamedTuple):
-    """A change of limbo. `entered` True: limbo begins, because entries of ledgers up to `upto` may be lost. `entered`
-    False: limbo ends, because all of them were restored."""
+    """The record that limbo, the state of a bookie that may have lost data, begins or ends. `entered` True: limbo
+    begins, because entries of ledgers up to `upto` may be lost. `entered` False: limbo ends, because all lost entries
+    were restored."""
 
     upto: int
     entered: bool
 
 
 class DrainedLog(NamedTuple):
-    """An entry log whose living entries were all copied to another log: readers do not need it, and a start removes its
-    files.
-    """
+    """The record that all living entries of an entry log were copied to another log. Readers do not need the drained
+    log, and a start of the bookie removes its files."""
 
     log: int
 
@@ -144,7 +144,8 @@ def encode(record: State) -> bytes:
 
 
 def intact_record(data: Buffer, offset: int = 0) -> State | None:
-    """Returns the record at `offset` of `data`; None if it is damaged or cut off."""
+    """Decodes the record of the ledger index that begins at `offset` of `data`. Returns None if the record is damaged,
+    cut off, or of an unknown type."""
     body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
@@ -166,7 +167,8 @@ def intact_record(data: Buffer, offset: int = 0) -> State | None:
 
 
 def decode_all(data: bytes, path: str) -> Iterator[State]:
-    """Yields the records of a whole file, which must be cut at the mark's end. Its header is checked elsewhere."""
+    """Yields all records of a ledger index file whose bytes are `data`. The caller must have cut `data` at the end that
+    the checkpoint mark names, and must check the file header itself. Raises DamagedFile if a record is damaged."""
     for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
         record = intact_record(data, offset)
         if record is None:

@@ -39,7 +39,8 @@ MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
 
 
 class OpenLog(NamedTuple):
-    """A log that is being written, and how many bytes of it and of its index count. Number 0: no log."""
+    """An entry log that is being written: its number, and how many bytes of its log file and of its index file are
+    committed. Number 0: no log is open."""
 
     number: int
     log_end: int
@@ -47,9 +48,10 @@ class OpenLog(NamedTuple):
 
 
 class CheckpointMark(NamedTuple):
-    """The commit point: how much of the journal, the logs, their indexes and the ledger index counts, in bytes.
+    """The commit point of a bookie's store: how many bytes of the journal, of the entry logs, of their indexes and of
+    the ledger index are committed.
 
-    `log` and its ends are the hot log's; log number 0: none is open.
+    `log` and the ends beside it are those of the hot log, which gets new entries. Log number 0: no such log is open.
     """
 
     journal: int
@@ -84,7 +86,8 @@ class CheckpointMark(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Returns (journal id, offset) up to which the journal is not needed any more; it never decreases."""
+        """Returns (journal id, offset) of the position before which the journal is not needed any more. This position
+        never decreases."""
         return self.journal, self.offset
 
 
@@ -94,7 +97,8 @@ def encode_mark(mark: CheckpointMark, uuid: bytes, count: int) -> bytes:
 
 
 def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[CheckpointMark, int]:
-    """Returns the mark, and the number of marks that the store has written. Raises Damaged or NewerFormat."""
+    """Returns the checkpoint mark that is encoded in `data`, and the number of marks that the store has written so far.
+    Raises DamagedFile or NewerFormat."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}
@@ -130,7 +134,8 @@ def encode_note(magic: bytes, note: object) -> bytes:
 
 
 def decode_note(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
-    """Returns the note, an object of class `kind`. Raises Damaged or NewerFormat."""
+    """Decodes a small JSON file that has a magic and a checksum, and returns its content as an object of class `kind`.
+    Raises DamagedFile or NewerFormat; `path` is named in the error text."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
     found, version, length = _HEAD.unpack_from(data)

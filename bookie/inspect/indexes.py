@@ -51,7 +51,7 @@ _RECORDS_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
 
 
 class IndexedLedger(NamedTuple):
-    """The record of a ledger in the ledger index, without the ledger's key."""
+    """The record of a ledger in the ledger index, without the ledger's secret key."""
 
     ledger: int
     fenced: bool
@@ -60,9 +60,8 @@ class IndexedLedger(NamedTuple):
 
 
 class IndexOverview(NamedTuple):
-    """The content of a store's ledger index: its facts, the ledgers with a descriptor, and the damage that was found in
-    it.
-    """
+    """An overview of a store's ledger index: the facts in it (such as tombstones), the ledgers that have a descriptor,
+    and the damage that was found in the index."""
 
     facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
@@ -99,7 +98,7 @@ def read_index_overview(snapshot: Snapshot) -> IndexOverview:
 def walk_ledgers(
     snapshot: Snapshot, seen: IndexOverview, start: int = 0, stop: int | None = None
 ) -> Iterator[IndexedLedger]:
-    """Yields the records of the ledgers with `start` ≤ id < `stop`, ascending: the last record of each."""
+    """Yields the last record of each ledger with `start` ≤ id < `stop`, in ascending order of ledger ids."""
     opened = _open(snapshot)
     if isinstance(opened, Damage):
         return
@@ -157,7 +156,8 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class IndexGroup(NamedTuple):
-    """An index group of a log: the extents that one flush of the memtable wrote, or that one compaction moved."""
+    """A group of extents in the index file of an entry log: those that one flush of the memtable wrote, or that one
+    compaction moved."""
 
     log: int
     offset: int
@@ -169,7 +169,8 @@ class IndexGroup(NamedTuple):
 
 
 def list_log_numbers(snapshot: Snapshot) -> list[int]:
-    """Returns the numbers of all logs, including those of which only the log file or only the index file exists."""
+    """Returns the numbers of all entry logs in the snapshot's directory. A log is included even if only its log file or
+    only its index file exists."""
     return list_file_numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
@@ -178,7 +179,8 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 
 
 class IndexFile:
-    """An open index file: `groups` yields its groups, `extents` those of a group."""
+    """An open index file of an entry log. `groups` yields the groups of the file, `extents` the extents of one
+    group."""
 
     def __init__(self, snapshot: Snapshot, log: int, file: ReadableFile) -> None:
         self.snapshot = snapshot
@@ -238,8 +240,7 @@ class IndexFile:
 
     def extents(self, group: IndexGroup, pieces: int = 1) -> Iterator[ExtentPlace]:
         """Yields the extents of a group in the order of the index. `pieces` is the number of groups that the caller
-        reads at the same time; they share the memory bound.
-        """
+        reads at the same time; these groups share the memory bound."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
         for piece in self._heads(group, piece_bytes):
@@ -249,9 +250,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def table(self, place: ExtentPlace) -> ExtentTable | Damage:
-        """Returns the table of an extent. A bad table is read a second time before it is called damaged, because the
-        scrubber may be rewriting it in place.
-        """
+        """Returns the table of an extent, or a Damage if the table is damaged. Reads a bad table a second time before
+        reporting damage, because the scrubber may be rewriting that table in place."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.intact_table(place.extent, data)

@@ -46,7 +46,7 @@ _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
 class Block(NamedTuple):
-    """A valid block of a journal: its place, its header and its records."""
+    """A valid block of a journal: its place in the file, its header and its records."""
 
     journal: int
     offset: int
@@ -58,7 +58,7 @@ class Block(NamedTuple):
         return self.offset + self.header.padded_bytes
 
     def records_with_offsets(self) -> Iterator[tuple[int, JournalRecord]]:
-        """Yields each record with its offset in the file."""
+        """Yields each record of the block with the record's offset in the file."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:
             yield offset, record
@@ -66,14 +66,15 @@ class Block(NamedTuple):
 
 
 class TornTail(NamedTuple):
-    """Bytes after the last block that counts. They were never acknowledged, and the next start ignores them."""
+    """The bytes of a journal after its last valid block. No entry in these bytes was acknowledged, and the next start
+    of the bookie ignores them."""
 
     path: str
     offset: int
 
 
 class OpenedJournal(NamedTuple):
-    """The first item that `walk_journal` yields: the file and its header."""
+    """The first item that `walk_journal` yields: the opened journal file and its header."""
 
     path: str
     bytes: int
@@ -88,7 +89,8 @@ def list_journal_numbers(snapshot: Snapshot) -> list[int]:
 
 
 def spare_names(snapshot: Snapshot) -> list[str]:
-    """Returns the recycled segments that wait for reuse, and the one that is being filled with zeros, if any."""
+    """Returns the names of the spare journal files: recycled files that wait for reuse, and the file that is being
+    filled with zeros, if any."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -96,7 +98,8 @@ def spare_names(snapshot: Snapshot) -> list[str]:
 
 
 def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
-    """Yields a Damage for each journal that does not exist although the mark or the neighbours' numbers require it."""
+    """Yields a Damage for each journal file that does not exist although the checkpoint mark, or the numbers of the
+    other journal files, require it."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = list_journal_numbers(snapshot)
@@ -109,9 +112,8 @@ def missing_journals(snapshot: Snapshot) -> Iterator[Damage]:
 
 
 def walk_journal(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
-    """Yields what is in a journal: first the opened file, then its blocks from the first that begins at or after
-    `start`.
-    """
+    """Yields the content of journal `number`: first the opened file, then its blocks, from the first block that begins
+    at or after the offset `start`."""
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:

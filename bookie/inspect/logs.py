@@ -46,7 +46,7 @@ _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f]
 
 
 class LoggedEntry(NamedTuple):
-    """A record of an entry log: its place, the ids of its entry, and the entry's last-add-confirmed."""
+    """A record of an entry log: its place in the log, the ids of its entry, and the entry's last-add-confirmed."""
 
     log: int
     offset: int  # of the record
@@ -57,7 +57,7 @@ class LoggedEntry(NamedTuple):
 
 
 class OpenedLog(NamedTuple):
-    """The first item that `walk_log` yields: the file of the log."""
+    """The first item that `walk_log` yields: the opened file of the log."""
 
     path: str
     bytes: int
@@ -72,10 +72,11 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
-    """Returns RemovedFile if this missing log was removed by the bookie, else Damage.
+    """Returns RemovedFile if the bookie itself removed this missing log, otherwise Damage.
 
-    A log without living entries is deleted before its index, so its index may still exist. Tombstones that are only in
-    the journal are not known here: until the next checkpoint such a log counts as Damage.
+    A log without living entries is deleted before its index, so its index may still exist. This function does not see
+    tombstones that are only in the journal: until the next checkpoint, a log that was removed because of them counts as
+    Damage.
     """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.is_committed(log) or not snapshot.files.exists(index):
@@ -92,9 +93,8 @@ def classify_missing(snapshot: Snapshot, log: int) -> Damage | RemovedFile:
 
 
 def walk_log(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
-    """Yields what is in a log: first the opened file, then its records from offset `start` on. That must be the offset
-    of a record; otherwise a Damage is yielded first.
-    """
+    """Yields the content of a log: first the opened file, then its records from the offset `start` on. `start` must be
+    the offset of a record; otherwise a Damage is yielded first."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
@@ -192,9 +192,8 @@ class _Walk:
 
 
 class EntryCopy(NamedTuple):
-    """A copy of an entry, and its place. `damage` says what is wrong with the copy; None: its checksums and ids are
-    right.
-    """
+    """A copy of an entry, and the place of the copy. `damage` says what is wrong with the copy; None: the checksums and
+    ids of the copy are right."""
 
     entry: int
     kind: str  # "log" or "journal"
@@ -216,9 +215,8 @@ def walk_ledger_extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace
 def find_log_copies(
     snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies of entries in these extents of one ledger, in entry order within each extent; only those of
-    `entry` if it is given.
-    """
+    """Yields the copies of entries in these extents of one ledger, in entry order within each extent. If `entry` is
+    given, yields only copies of that entry."""
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
@@ -264,7 +262,8 @@ def _copy(file: ReadableFile, place: ExtentPlace, entry: int, offset: int, size:
 def find_journal_copies(
     snapshot: Snapshot, ledger: int, entry: int | None = None
 ) -> Iterator[EntryCopy | Damage | RemovedFile]:
-    """Yields the copies in the journal after the mark, which the last checkpoint has not written to a log."""
+    """Yields the copies of entries in the journal after the checkpoint mark. The last checkpoint has not written these
+    entries to a log."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, Damage | RemovedFile):
             yield found
@@ -276,7 +275,7 @@ def find_journal_copies(
 
 
 def journal_record_types(snapshot: Snapshot, ledger: int) -> Iterator[str]:
-    """Yields the type of each record of the ledger in the journal after the mark."""
+    """Yields the type of each record of the ledger in the journal after the checkpoint mark."""
     for found in _blocks_after_mark(snapshot):
         if isinstance(found, journals.Block):
             for record in found.records:

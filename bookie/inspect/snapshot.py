@@ -61,7 +61,7 @@ PAGE_BYTES = 4096
 
 
 class ReadableFile(Protocol):
-    """A file that is inspected."""
+    """The interface of a file that is opened for an inspection."""
 
     @property
     def path(self) -> str: ...
@@ -77,7 +77,8 @@ class RemovedFile(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A bookie's directory at one moment: its cookie, its mark, and the damage that was found in them."""
+    """A bookie's directory at one moment: its cookie, its checkpoint mark, and the damage that was found in these
+    two."""
 
     files: Files
     directory: str
@@ -92,17 +93,18 @@ class Snapshot(NamedTuple):
         return join_path(self.directory, *names)
 
     def committed_ends(self, log: int) -> tuple[int, int] | None:
-        """Returns (log end, index end) of a log that is being written; None if the log's files count up to their ends.
-        """
+        """Returns (end of the log, end of its index), in bytes, of the committed part of a log that is being written.
+        Returns None if the log is complete: then its files are committed up to their ends."""
         return None if self.mark is None else open_log_ends(self.mark).get(log)
 
     def is_committed(self, log: int) -> bool:
-        """Returns whether the mark covers the log; if not, an unfinished checkpoint made it."""
+        """Returns whether a finished checkpoint includes the log. If not, an unfinished checkpoint made the log."""
         return self.mark is None or log <= self.mark.last_log
 
 
 def open_log_ends(mark: CheckpointMark) -> dict[int, tuple[int, int]]:
-    """Returns the logs that are being written, with (log end, index end) of each."""
+    """Returns, for each log that is being written, (end of the log, end of its index): the committed bytes of its two
+    files according to the mark."""
     return {
         each.number: (each.log_end, each.index_end) for each in (mark.hot_open_log, mark.cold_open_log) if each.number
     }
@@ -207,7 +209,7 @@ class _Tolerant:
 
 
 def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
-    """Opens the file for reading; returns None if it does not exist any more."""
+    """Opens a file of the snapshot for reading and returns it. Returns None if the file does not exist any more."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
     except FileNotFoundError:
@@ -217,9 +219,9 @@ def open_file(snapshot: Snapshot, path: str) -> ReadableFile | None:
 def read_header(
     snapshot: Snapshot, file: ReadableFile, magic: bytes, number: int, offset: int = 0
 ) -> FileHeader | Damage:
-    """Returns the header of the file, or a Damage. If the store's uuid is unknown, any uuid is accepted. Raises
-    InvalidRequest if the format is newer.
-    """
+    """Reads and verifies the header of the file. Returns the header, or a Damage that says what is wrong. If the
+    store's uuid is unknown, accepts any uuid. Raises InvalidRequest if the format of the file is newer than this
+    Magnetar."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
@@ -231,7 +233,8 @@ def read_header(
 
 
 def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
-    """Returns the numbers in the names of the files in a directory of the store, ascending; other names are ignored."""
+    """Returns, in ascending order, the numbers in the names of the files in a directory of the store. Ignores files
+    with other names."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []
@@ -240,7 +243,8 @@ def list_file_numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]
 
 
 def read_windows(file: ReadableFile, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) of the file from `start` to `end`, `size` bytes each; stops at the end of the file."""
+    """Yields (offset, bytes) of consecutive parts of the file from `start` to `end`, `size` bytes each. Stops at the
+    end of the file."""
     while start < end:
         data = file.pread(min(size, end - start), start)
         if not data:

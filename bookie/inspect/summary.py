@@ -34,7 +34,7 @@ HOLDERS_MAX = 20
 
 
 class LedgerShare(NamedTuple):
-    """A ledger with data in an entry log: how many bytes, and whether they are live."""
+    """A ledger with data in an entry log: how many bytes it has there, and whether these bytes are live."""
 
     ledger: int
     bytes: int
@@ -63,7 +63,7 @@ class LogSummary(NamedTuple):
 
 
 class JournalSummary(NamedTuple):
-    """The summary of a journal file: its size, where its last whole block ends, and its damage."""
+    """The summary of a journal file: its size, the end of its last valid block, and its damage."""
 
     journal: int
     bytes: int
@@ -97,7 +97,8 @@ class StoreSummary(NamedTuple):
 
 
 def summarize_log(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | RemovedFile:
-    """Summarizes a log from the heads of its index; does not read the log itself."""
+    """Returns the summary of a log. Computes it from the extent heads in the log's index; does not read the log
+    itself."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
@@ -181,7 +182,7 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
 
 
 def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | RemovedFile:
-    """Summarizes a journal; reads all of it."""
+    """Returns the summary of a journal file. Reads the whole file."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk_journal(snapshot, number):
         match found:
@@ -197,9 +198,8 @@ def summarize_journal(snapshot: Snapshot, number: int) -> JournalSummary | Remov
 
 
 def summarize_store(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """Returns the summary of the whole store. Reads the journals and the heads of all indexes; calls `advance` with the
-    number of files that are done.
-    """
+    """Returns the summary of the whole store. Reads the journals, and the extent heads of all indexes. Calls `advance`
+    with the number of files that are finished."""
     seen = ledgers.read_index_overview(snapshot)
     of_logs: list[LogSummary | RemovedFile] = []
     for number in indexes.list_log_numbers(snapshot):
@@ -281,7 +281,7 @@ HATCH = (
 
 
 class Piece(NamedTuple):
-    """A part of a bar in the picture, in bytes."""
+    """A part of a bar in the picture of a store: its kind, its size in bytes, and its title."""
 
     kind: str
     bytes: int

@@ -60,7 +60,7 @@ from ..store.memtable import IntegerIntervals
 
 
 class RepairReason(enum.Enum):
-    """The reason why copies on a bookie are missing."""
+    """The reason why copies of a ledger on a bookie are missing."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -73,7 +73,8 @@ GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class StuckReason(enum.Enum):
-    """The reason why a worker could not repair a ledger, which stays marked and is tried again."""
+    """The reason why a repair worker could not repair a ledger. The ledger stays marked for repair and is tried again
+    later."""
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
@@ -84,18 +85,16 @@ class StuckReason(enum.Enum):
 
 
 class BookieAbsences:
-    """Since when each absent bookie has not been registered. A new auditor begins with an empty table, so that each
-    absent bookie gets the whole grace period.
-    """
+    """Records since when each absent bookie has not been registered. A new auditor begins with an empty table, so that
+    each absent bookie gets the whole grace period."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
     def record_absent(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
-        """Records which of `names` are not in `present` at `now`. Returns all bookies that have been absent for the
-        grace period.
-        """
+        """Records which of the bookies `names` are missing from `present` at the time `now`. Returns all bookies that
+        have been absent for the grace period."""
         for name in names:
             self._since.setdefault(name, now)
         for name in [name for name in self._since if name in present]:
@@ -107,7 +106,7 @@ class BookieAbsences:
 
 
 def bookies_of_ledger(record: LedgerRecord) -> dict[str, None]:
-    """Returns all bookies that the fragments of the ledger name, each once, in order."""
+    """Returns all bookies that any fragment of the ledger names, each bookie once, in order."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -115,10 +114,11 @@ def decide_mark(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
-    """Returns the mark that the ledger must have, None if it needs none. `gone` has the LOST and DEPARTING bookies,
-    `found` the other bookies with missing copies and the reasons that a check found.
+    """Returns the repair mark that the ledger must have; None if the ledger needs no mark. `gone` has the LOST and
+    DEPARTING bookies; `found` has the other bookies with missing copies, and for each the reason that a check found.
 
-    A reason that was found stays in the mark until a worker has repaired the ledger, even if it is not found again.
+    A reason that was found stays in the mark until a worker has repaired the ledger, even if a later check does not
+    find it again.
     """
     if record is None:
         return None
@@ -150,9 +150,8 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def mark_after_failure(
     mark: UnderReplicatedRecord, stuck: StuckReason, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """Returns the mark after an attempt that did not repair the ledger: the wait before the next attempt is twice as
-    long as the one before.
-    """
+    """Returns the repair mark after an attempt that did not repair the ledger. The wait before the next attempt is
+    twice as long as the previous wait."""
     wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -160,26 +159,27 @@ def mark_after_failure(
 
 
 def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
-    """Returns how many seconds a ledger waits after `attempts` failed attempts."""
+    """Returns how many seconds a ledger waits for its next repair attempt after `attempts` failed attempts."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
 def wait_until_attempt_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """Returns how many seconds the ledger must still wait before its next attempt. `seen_s`: for how many seconds the
-    caller has known this version of the mark.
+    """Returns how many seconds the ledger must still wait before its next repair attempt. `seen_s`: for how many
+    seconds the caller has known this version of the mark.
 
-    `retry_ms` was set by the clock of the worker that failed, which may be a day off. So the wait is at most the
-    back-off after `attempts` failures, measured by the reader's own clock from when it saw the mark.
+    The clock of the worker that failed has set `retry_ms`, and that clock may be a day off. So the wait is at most the
+    back-off after `attempts` failures, measured by the caller's own clock from the moment when the caller first saw the
+    mark.
     """
     bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
 def with_next_attempt_now(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Returns the mark with its next attempt due at once, because something has changed that may let the repair
-    succeed. The count of attempts stays, so that the repair is not retried in a tight loop."""
+    """Returns a copy of the repair mark whose next attempt is due at once, because a change may let the repair succeed
+    now. The count of attempts stays, so that the repair is not retried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)
 
 
@@ -191,7 +191,8 @@ FILL = ("choose", "compare", "copy", "verify", "replace")
 
 
 class FinalFragment(NamedTuple):
-    """A final fragment: entries `first … last` and its bookies. It is empty if `last` is below `first`."""
+    """A fragment of a ledger that will not change any more: entries `first … last` and the bookies that store them. The
+    fragment is empty if `last` is below `first`."""
 
     first: int
     last: int
@@ -199,7 +200,8 @@ class FinalFragment(NamedTuple):
 
 
 class CopyGap(NamedTuple):
-    """A missing copy, or a part of one: those entries of `first … last` whose write set has `slot`."""
+    """A missing copy of a fragment, or the missing part of a copy: the entries of `first … last` that must be stored at
+    `slot` of the ensemble."""
 
     first: int  # of the fragment
     last: int
@@ -210,23 +212,23 @@ class CopyGap(NamedTuple):
 
 
 class RemoveRepairMark(NamedTuple):
-    """Step: remove the mark of the ledger."""
+    """Step of a repair: remove the repair mark of the ledger, because nothing is missing any more."""
 
     why: str
 
 
 class CopyMissingEntries(NamedTuple):
-    """Step: copy the missing entries of these gaps."""
+    """Step of a repair: copy the missing entries of these gaps to bookies."""
 
     gaps: tuple[CopyGap, ...]
 
 
 class RecoverLedger(NamedTuple):
-    """Step: recover the ledger, which fences its writer and ends it."""
+    """Step of a repair: recover the ledger, which fences its writer and closes the ledger."""
 
 
 class WaitForNextAttempt(NamedTuple):
-    """Step: leave the ledger marked; the next attempt is after `seconds`."""
+    """Step of a repair: leave the ledger marked and try again after `seconds`."""
 
     why: StuckReason
     text: str
@@ -253,8 +255,8 @@ def final_fragments(record: LedgerRecord) -> list[FinalFragment]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) of each run of consecutive entries of `first … last` whose write set has `slot`, ascending.
-    """
+    """Yields (first, last) of each run of consecutive entries of `first … last` that are stored at `slot` of the
+    ensemble, in ascending order."""
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -264,7 +266,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerIntervals) -> tuple[tuple[int, int], ...]:
-    """Returns the parts of the runs `wanted` that are not in `held`."""
+    """Returns the parts of the entry runs `wanted` that are not in the set `held`, as ascending (first, last) pairs."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -278,16 +280,14 @@ def runs_without_copies(wanted: Iterator[tuple[int, int]], held: IntegerInterval
 
 
 def copies_to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[FinalFragment, str]]:
-    """Returns the pairs (final fragment, bookie) of the copies about which their bookies must be asked: all but those
-    at `gone` bookies.
-    """
+    """Returns the pairs (final fragment, bookie) of all copies that a worker must ask the bookies about. Leaves out the
+    copies at the bookies `gone`."""
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[CopyGap, ...]:
-    """Returns all gaps of the final fragments, first those of the fragments with the fewest complete copies. `held`:
-    the entries that each bookie reported.
-    """
+    """Returns all gaps of the final fragments. The gaps of the fragments with the fewest complete copies come first.
+    `held`: the entries that each bookie reported to have."""
     striping = striping_of_record(record)
     found: list[tuple[int, int, CopyGap]] = []
     for number, final in enumerate(final_fragments(record)):
@@ -306,16 +306,15 @@ def find_copy_gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> t
 
 
 def gone_bookies(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Returns the bookies that a repair worker may treat as gone: the departing bookies, and the bookies that the mark
-    names as gone if they have not registered again."""
+    """Returns the bookies whose copies a repair worker may treat as gone: the departing bookies, and those that the
+    mark names as gone and that have not registered again."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class LedgerCopies(msgspec.Struct, frozen=True):
-    """What a worker found out about the copies of a ledger, as input for `decide_next_step`. `unsettled_s`: for how
-    many seconds its last fragment has been in its present state.
-    """
+    """The findings of a worker about the copies of a ledger, as the input of `decide_next_step`. `unsettled_s`: for how
+    many seconds the ledger's last fragment has been in its present state."""
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
@@ -327,9 +326,8 @@ class LedgerCopies(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
-    """Returns why an entry cannot be read. LOST: every bookie that should have the entry is gone, or answered that it
-    lacks the entry. Any other reason may be temporary.
-    """
+    """Returns the reason why an entry cannot be read. LOST: every bookie that should have the entry is gone, or
+    answered that it lacks the entry. Any other reason may be temporary."""
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
@@ -344,11 +342,12 @@ def why_unreadable(look: LedgerCopies, entry: int) -> StuckReason:
 
 
 def needs_recovery_to_end(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """Returns whether the last fragment is not final, and only a recovery can make it final. The worker may give the
-    writer time first.
+    """Returns whether the last fragment of the ledger is not final, and only a recovery can make it final. The worker
+    may give the ledger's writer time first.
 
-    `gone` also has bookies that report damage in this fragment. While the ledger is written only its writer knows which
-    entries are confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
+    `gone` must also have the bookies that report damage in this fragment. While the ledger is written, only its writer
+    knows which entries are confirmed; so the worker does not copy entries of the last fragment, and an idle ledger may
+    stay open for months.
     """
     if record.state == CLOSED:
         return False
@@ -365,9 +364,8 @@ def damaged_in_last_fragment(record: LedgerRecord, reports: Mapping[str, Damaged
 
 
 def decide_next_step(look: LedgerCopies, tried: bool, open_grace_s: float) -> Step:
-    """Returns the next step, by the table in the module's docstring. `tried`: each gap was already tried since this
-    worker got the lock.
-    """
+    """Returns the next step of the repair, by the table in the module's docstring. `tried` True: the worker has already
+    tried each gap since it got the lock."""
     record = look.record
     if record is None:
         return RemoveRepairMark("the ledger was deleted")
@@ -410,7 +408,8 @@ class CopyRateLimit:
         self._at = 0.0
 
     def reserve(self, now: float, size: int) -> float:
-        """Takes `size` bytes from the bucket. Returns the seconds that the caller must wait."""
+        """Takes `size` bytes from the token bucket. Returns how many seconds the caller must wait before it copies
+        them."""
         if not self.bytes_per_s:
             return 0.0
         elapsed = max(0.0, now - self._at)

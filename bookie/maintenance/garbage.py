@@ -70,16 +70,15 @@ MAGIC = b"MGN-GCOL"
 
 
 class LastCompactionTimes(msgspec.Struct, frozen=True):
-    """The wall-clock times of the last compactions, in ms."""
+    """The wall-clock times of the last minor and the last major compaction, in ms."""
 
     minor_ms: int
     major_ms: int
 
 
 class CompactionSchedule:
-    """When minor and major compaction are due. The times of the last compactions are stored in a file of the data
-    directory.
-    """
+    """Decides when a minor and a major compaction are due. The times of the last compactions are stored in a file of
+    the data directory."""
 
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
@@ -107,12 +106,12 @@ class CompactionSchedule:
         return self._world.clock.monotonic() + max(0.0, left_s)
 
     def due_compactions(self) -> tuple[bool, bool]:
-        """Returns (whether a minor compaction is due, whether a major one is)."""
+        """Returns (whether a minor compaction is due, whether a major compaction is due)."""
         now = self._world.clock.monotonic()
         return now >= self._minor_due, now >= self._major_due
 
     async def record_run(self, *, minor: bool, major: bool) -> None:
-        """Records that these compactions ran now; their intervals begin again."""
+        """Records that these kinds of compaction ran now. The interval of each of them begins again."""
         if not minor and not major:
             return
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -160,7 +159,8 @@ _READS_MAX = 64
 
 
 class GarbageRefusal(enum.Enum):
-    """The reason why a pass does not delete ledgers that are missing from the metadata."""
+    """The reason why a pass of the garbage collector does not delete the data of ledgers that are missing from the
+    metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -168,9 +168,8 @@ class GarbageRefusal(enum.Enum):
 
 
 class GracePeriod(NamedTuple):
-    """The seconds for which a ledger must be missing from the metadata before its data is deleted; `doubt_s` if
-    unusually many are.
-    """
+    """The number of seconds for which a ledger must be missing from the metadata before the bookie deletes the ledger's
+    data: `grace_s`, or `doubt_s` if unusually many ledgers are missing."""
 
     grace_s: float
     doubt_s: float  # when more than DELETED_SHARE_MAX of the ledgers were deleted
@@ -247,7 +246,8 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """Returns what compaction would do now with each log, according to the tombstones. Changes nothing."""
+        """Returns the action that compaction would now choose for each log, according to the tombstones. Changes
+        nothing."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run_pass(
@@ -288,9 +288,8 @@ class GarbageCollector:
         }  # fmt: skip
 
     async def run_forever(self) -> None:
-        """Runs a pass at each interval until it is cancelled. The first pass begins one interval after the start,
-        because clients that waited for the bookie are served first.
-        """
+        """Runs a garbage collection pass at each interval, until the task is cancelled. The first pass begins one
+        interval after the start, because clients that waited for the bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:

@@ -53,17 +53,18 @@ async def read_ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | No
 
 
 async def read_mark(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """Returns the mark of a ledger and its version; None if the ledger has no mark."""
+    """Returns the repair mark of a ledger and its version; None if the ledger has no mark."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
 async def list_ledgers(store: MetadataStore, folder: str) -> list[int]:
-    """Returns the ledgers that have a node in this folder, ascending. Nodes with other names are ignored."""
+    """Returns, in ascending order, the ids of the ledgers that have a node in this folder of the metadata. Ignores
+    nodes whose names are not ledger ids."""
     return sorted(parse_ledger_ids(folder, await store.children(folder)))
 
 
 async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
-    """Returns the registered bookies. One whose record cannot be read counts as registered and read-only."""
+    """Returns the registered bookies. A bookie whose record cannot be read counts as registered and read-only."""
     found: dict[str, BookieRecord] = {}
     for name in await store.children(paths.BOOKIES):
         node = await store.get(paths.bookie(name))
@@ -78,9 +79,8 @@ async def list_registered(store: MetadataStore) -> dict[str, BookieRecord]:
 
 
 async def list_departing(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """Returns the departing bookies. A bookie whose record cannot be read is departing too, because its node exists,
-    but its cookie is never deleted.
-    """
+    """Returns the departing bookies: those that an operator ordered to move all copies away from. A bookie whose record
+    cannot be read counts as departing, because its node exists, but its cookie is never deleted."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
@@ -93,7 +93,7 @@ async def list_departing(store: MetadataStore) -> dict[str, DepartingRecord]:
 
 
 async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """Returns the reports of damage in this ledger, by bookie; reports that cannot be read are left out."""
+    """Returns the reports of damage in this ledger, by bookie. Leaves out reports that cannot be read."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await get_readable_record(store, paths.damaged_copies_of_bookie(ledger_id, name), DamagedEntriesRecord)
@@ -103,7 +103,8 @@ async def list_damage_reports(store: MetadataStore, ledger_id: int) -> dict[str,
 
 
 async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
-    """Deletes a bookie's report of damage; does nothing if the report is changed at the same moment."""
+    """Deletes a bookie's report of damage in a ledger. Does nothing if another process changes the report at the same
+    moment."""
     path = paths.damaged_copies_of_bookie(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
@@ -112,8 +113,8 @@ async def delete_report(store: MetadataStore, ledger_id: int, bookie: str) -> No
 
 
 async def is_repair_enabled(store: MetadataStore) -> bool:
-    """Returns whether auto-recovery is on. It is on if the setting cannot be read, because missing copies do more harm.
-    """
+    """Returns whether auto-recovery is switched on for the cluster. If the setting cannot be read, returns True,
+    because missing copies do more harm than an unwanted repair."""
     found = await get_readable_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
@@ -129,9 +130,8 @@ Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 
 
 async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
-    """Replaces the ledger's mark by what `change` returns for it, and returns the new mark. Calls `change` again if
-    another process changed the mark meanwhile.
-    """
+    """Replaces the repair mark of the ledger by the mark that `change` returns for the present one, and returns the new
+    mark. Calls `change` again if another process changed the mark meanwhile."""
     path = paths.under_replicated(ledger_id)
     while True:
         found = await read_mark(store, ledger_id)
@@ -150,9 +150,8 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
 
 
 async def delete_mark(store: MetadataStore, ledger_id: int, version: int) -> bool:
-    """Deletes the mark if it still has this version. Returns False if it has another one, which the worker must
-    examine.
-    """
+    """Deletes the repair mark of the ledger if the mark still has this version; returns True if the mark does not exist
+    any more. Returns False if the mark has another version: then the worker must examine the ledger again."""
     try:
         await store.delete(paths.under_replicated(ledger_id), version)
     except BadVersion:
@@ -181,14 +180,15 @@ async def claim_node(store: MetadataStore, path: str, record: AuditorRecord | Re
 
 
 async def is_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Returns whether the node has this process's record. A record that cannot be read is another process's."""
+    """Returns whether the node at `path` contains this process's `record`. A record that cannot be read counts as
+    another process's."""
     found = await get_readable_record(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
 async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Deletes the node if it is the caller's. If the metadata does not answer, the node stays until the session ends.
-    """
+    """Deletes the node at `path` if it contains this process's `record`. If the metadata does not answer, the node
+    stays until the session ends."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await get_readable_record(store, path, type(record))
@@ -199,7 +199,7 @@ async def delete_own_node(store: MetadataStore, path: str, record: AuditorRecord
 
 
 async def list_records(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Returns every record directly below the folder; those that cannot be read are left out."""
+    """Returns all records of class `cls` directly below the folder. Leaves out records that cannot be read."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await get_readable_record(store, f"{folder}/{name}", cls)

@@ -79,7 +79,7 @@ FORGET_PAUSE_S = 30.0
 
 
 class Auditor:
-    """The auditor of a cluster, while this process is elected: it marks the ledgers that lack copies."""
+    """The auditor of a cluster: while this process is the elected auditor, it marks the ledgers that lack copies."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -118,9 +118,8 @@ class Auditor:
         }
 
     async def run(self) -> None:
-        """Takes part in the election, and audits while elected, until it is cancelled. Raises an error of the metadata
-        that cannot be retried: the session is lost.
-        """
+        """Takes part in the election of the auditor, and audits while this process is elected, until the task is
+        cancelled. Raises an error of the metadata after which retrying is useless, because the session is lost."""
         try:
             while True:
                 try:
@@ -424,11 +423,11 @@ def new_token(world: World) -> str:
 
 
 class AutoRepair:
-    """The auditor and the worker of one process. The caller closes `metadata` and `client`. `name` is the worker's
-    name; a bookie uses its id.
+    """Runs the auditor and the repair worker of one process. The caller must close `metadata` and `client`. `name` is
+    the worker's name; a bookie uses its own id.
 
     `token` identifies the owner of ephemeral nodes. All `AutoRepair` objects of one metadata session use the same
-    token, so that a new one owns the nodes that the old one left.
+    token, so that a new `AutoRepair` owns the nodes that the old one left.
     """
 
     def __init__(
@@ -451,11 +450,11 @@ class AutoRepair:
 
 
 class RepairSupervisor:
-    """Runs a `AutoRepair`, and a new one whenever it ends, for the life of a process. `metadata` returns the current
-    metadata session.
+    """Runs an `AutoRepair` for the life of a process, and begins a new one whenever the old one ends. `metadata`
+    returns the current metadata session.
 
-    After a failure, or in a new metadata session, a new `AutoRepair` begins. After a failure the session continues,
-    with nodes that the old one could not delete, so the token belongs to the session.
+    A new `AutoRepair` begins after a failure, and in each new metadata session. After a failure the session continues,
+    with nodes that the old `AutoRepair` could not delete; so all `AutoRepair` objects of a session share its token.
     """
 
     def __init__(
@@ -472,7 +471,8 @@ class RepairSupervisor:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def run(self) -> None:
-        """Runs repair until it is cancelled; returns at once if repair is not enabled in this process."""
+        """Runs auto-recovery until the task is cancelled. Returns at once if auto-recovery is not enabled in this
+        process."""
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:

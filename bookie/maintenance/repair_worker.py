@@ -86,7 +86,7 @@ BATCH_MEMORY_BYTES = 8 << 20
 
 
 class RepairConfig(msgspec.Struct, frozen=True):
-    """Settings of auto-recovery."""
+    """The settings of auto-recovery, the repair of ledgers that lack copies."""
 
     # ---- behaviour
     enabled: bool = True  # takes part: as auditor when elected, and as worker
@@ -149,8 +149,8 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """Raised when a copy failed. `entry` is the entry that could not be read; -1 if the copy failed for another reason.
-    """
+    """Raised when entries could not be copied. `entry` is the entry that could not be read; -1 if copying failed for
+    another reason."""
 
     def __init__(self, stuck: StuckReason, text: str, entry: int = -1) -> None:
         super().__init__(text)
@@ -159,7 +159,8 @@ class CopyFailed(Exception):
 
 
 class Copier:
-    """Copies entries for one worker; all its copies share one rate limit. `counters` are totals since the start."""
+    """Copies entries to other bookies for one repair worker. All its copies share one rate limit. `counters` are totals
+    since the start of the worker."""
 
     def __init__(self, bookies: Bookies, clock: Clock, config: RepairConfig) -> None:
         self._bookies = bookies
@@ -172,7 +173,8 @@ class Copier:
 
     # ------------------------------------------------------------------------------ asking
     async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> IntegerIntervals | None:
-        """Returns which of the entries `first … last` the bookie has; None if it does not answer."""
+        """Asks a bookie which of the entries `first … last` it has stored, and returns these entries. Returns None if
+        the bookie does not answer."""
         found = IntegerIntervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
@@ -191,9 +193,8 @@ class Copier:
     async def copy_runs(
         self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]
     ) -> None:
-        """Copies runs of entries to the bookie `target`. Calls `copied` with the number of bytes of each part that the
-        bookie has stored. Raises CopyFailed, or an error of the metadata.
-        """
+        """Reads runs of entries with `reader` and stores copies of them at the bookie `target`. Calls `copied` with the
+        number of bytes of each part that the bookie has stored. Raises CopyFailed, or an error of the metadata."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:
@@ -326,7 +327,7 @@ class _Unsettled(NamedTuple):
 
 
 class RepairWorker:
-    """A repair worker: locks marked ledgers and restores their missing copies."""
+    """The worker of auto-recovery: locks ledgers that are marked for repair, and restores their missing copies."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
@@ -354,9 +355,8 @@ class RepairWorker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Repairs marked ledgers until it is cancelled. Raises an error of the metadata that cannot be retried: the
-        session is lost.
-        """
+        """Repairs marked ledgers until the task is cancelled. Raises an error of the metadata after which retrying is
+        useless, because the session is lost."""
         try:
             await run_together(
                 [self._follow(), self._poll_marks(), self._store_progress(), self._work()], "repair-worker"

@@ -58,9 +58,8 @@ _BUSY_PAUSE_S = 0.05
 
 
 class LimboEntryRestorer:
-    """Restores this bookie's copies of ledgers from other bookies; several calls of `restore` may run at a time.
-    `counters` are totals since the start.
-    """
+    """Restores this bookie's copies of ledgers from other bookies. Several calls of `restore` may run at the same time.
+    `counters` are totals since the start of the process."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -70,10 +69,10 @@ class LimboEntryRestorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """Restores this bookie's copy of a ledger. Returns None if the copy is then complete, else why it is not.
-        Errors of other bookies or of the metadata are such reasons, and are not raised.
+        """Restores this bookie's copy of a ledger. Returns None if the copy is complete afterwards, otherwise the
+        reason why it is not. Errors of other bookies and of the metadata become such a reason and are not raised.
 
-        With `recover=False` an open ledger is left to its writer.
+        With `recover=False`, does not recover a ledger that is still open: its writer continues.
         """
         try:
             return await self._restore(ledger, recover)
@@ -200,18 +199,16 @@ REASONS_LOGGED_MAX = 10
 
 
 async def largest_allocated_ledger(metadata: MetadataStore) -> int:
-    """Returns the largest ledger id that any client may have allocated, -1 if none. All ids of a block that a client
-    reserved count.
-    """
+    """Returns the largest ledger id that any client may have allocated; -1 if there is none. If a client reserved a
+    block of ids, all ids of the block count as allocated."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = parse_ledger_ids(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
 class LimboRestorer:
-    """Ends the limbo of one bookie: restores the lost data. Calls `left` once, when that is done. `metadata` returns
-    the current metadata session.
-    """
+    """Restores the data that a bookie has lost, and thereby ends its limbo (the state in which it may lack entries).
+    Calls `left` once, when limbo has ended. `metadata` returns the current metadata session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -233,13 +230,13 @@ class LimboRestorer:
 
     @property
     def limbo_upto(self) -> int:
-        """Returns the largest ledger id that the limbo concerns; -1: the bookie is not in limbo."""
+        """Returns the largest id of the ledgers that may lack entries because of limbo; -1: the bookie is not in
+        limbo."""
         return self._store.descriptors.limbo_upto
 
     async def run(self) -> None:
-        """Restores lost data, pass by pass, until the bookie has left limbo and is registered without limbo. Returns at
-        once if it is not in limbo.
-        """
+        """Restores lost data in passes, until the bookie has left limbo and its registration says so. Returns at once
+        if the bookie is not in limbo."""
         while self._entered:
             try:
                 async with self._one_pass:
@@ -253,8 +250,8 @@ class LimboRestorer:
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
-        """Leaves limbo without the missing data, because an operator decided so. Returns for each incomplete ledger
-        what it lacks.
+        """Ends limbo although data is missing, because an operator decided to accept the loss. Returns, for each
+        incomplete ledger, a text that says what the ledger lacks.
 
         Raises InvalidRequest if the bookie is not in limbo.
         """

@@ -63,7 +63,7 @@ BEGIN_S = 10.0
 
 
 class ScrubPosition(msgspec.Struct):
-    """The position of a pass: everything before extent `extent` of log `log` is checked."""
+    """The position of a scrub pass: all records before extent `extent` of log `log` have been checked."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -76,7 +76,8 @@ class ScrubPosition(msgspec.Struct):
 
 
 class Scrubber:
-    """Reads all entries periodically to find damage. Calls `repair_ledger` with each ledger in which it finds any."""
+    """Reads all entries of the store periodically to find damage. Calls `repair_ledger` with each ledger in which it
+    finds damage."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -98,7 +99,7 @@ class Scrubber:
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
     async def run(self) -> None:
-        """Runs passes until it is cancelled; returns at once if `pass_s` is 0."""
+        """Runs scrub passes until the task is cancelled. Returns at once if `pass_s` is 0."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -118,7 +119,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """Checks everything from the saved position to the end of the last log."""
+        """Runs one scrub pass: checks all records from the saved position to the end of the last log."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()
@@ -290,7 +291,8 @@ class QuarantineReports:
         self._look_at = 0.0
 
     async def store_reports(self, metadata: MetadataStore) -> None:
-        """Stores the quarantined entries if they changed since the last call."""
+        """Stores reports of the quarantined entries in the metadata, if the set of these entries has changed since the
+        last call."""
         if self._clock.monotonic() >= self._look_at:
             await self._read_stored(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
@@ -360,9 +362,8 @@ PAUSE_MAX_S = 3600.0
 
 
 class EntryRepairer:
-    """Repairs quarantined entries with copies from other bookies. Calls `report` when the reports in the metadata must
-    change. `metadata` returns the current metadata session.
-    """
+    """Replaces this bookie's damaged (quarantined) copies of entries by good copies from other bookies. Calls `report`
+    when the damage reports in the metadata must change. `metadata` returns the current metadata session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
@@ -376,12 +377,12 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def on_quarantined(self) -> None:
-        """Called when entries were quarantined: starts to repair them."""
+        """Called when entries were quarantined: makes `run` repair them now."""
         self._report()
         self._asked.set()
 
     async def run(self) -> None:
-        """Repairs quarantined entries until it is cancelled."""
+        """Repairs quarantined entries until the task is cancelled."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -409,7 +410,8 @@ class EntryRepairer:
         return left
 
     async def repair_ledger(self, ledger: int) -> bool:
-        """Restores this bookie's copy of a ledger if the ledger is closed. Returns whether the copy is complete."""
+        """Restores this bookie's copy of a ledger if the ledger is closed. Returns whether the copy is complete
+        afterwards."""
         metadata = self._metadata()
         client = LedgerClient(self._world, metadata)
         try:

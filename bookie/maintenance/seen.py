@@ -55,7 +55,8 @@ SAVE_S = 60.0
 
 
 class SeenMetadata(msgspec.Struct, frozen=True):
-    """What the bookie has recorded of the metadata; the module's table says where each field comes from."""
+    """The state of the metadata that the bookie has recorded on its disk. The table in the module's docstring says
+    where each field comes from."""
 
     number: int = 0
     token: str = ""
@@ -65,7 +66,7 @@ class SeenMetadata(msgspec.Struct, frozen=True):
 
 
 class CurrentMetadata(msgspec.Struct, frozen=True):
-    """The present state of the metadata, and the largest ledger id in the bookie's store (`here`)."""
+    """The state in which the metadata is now, and the largest ledger id in the bookie's store (`here`)."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
@@ -74,7 +75,7 @@ class CurrentMetadata(msgspec.Struct, frozen=True):
 
 
 class TrustVerdict(enum.Enum):
-    """Whether the metadata is as new as the state that the bookie has recorded of it."""
+    """The verdict whether the metadata is at least as new as the state that the bookie has recorded."""
 
     CURRENT = "as it was, or younger"
     OLDER = "older than what this bookie saw"
@@ -82,9 +83,8 @@ class TrustVerdict(enum.Enum):
 
 
 def judge_metadata(seen: SeenMetadata, shown: CurrentMetadata) -> TrustVerdict:
-    """Returns whether the metadata (`shown`) is older than what was recorded (`seen`), by the table in the module's
-    docstring.
-    """
+    """Returns the verdict whether the present metadata (`shown`) is older than the recorded state (`seen`), by the
+    table in the module's docstring."""
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -113,7 +113,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 
 
 def next_seen_metadata(seen: SeenMetadata, shown: CurrentMetadata, *, restored: bool) -> SeenMetadata:
-    """Returns what the bookie must record after the verdict CURRENT or RESTORED."""
+    """Returns the state of the metadata that the bookie must record after the verdict CURRENT or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return SeenMetadata(
@@ -126,9 +126,8 @@ def next_seen_metadata(seen: SeenMetadata, shown: CurrentMetadata, *, restored: 
 
 
 class RollbackGuard:
-    """Records the state of the metadata that this bookie has seen, and compares the metadata with it. `here` returns
-    the largest ledger id in the bookie's store.
-    """
+    """Records the state of the metadata that this bookie has seen, and checks at later times that the metadata is not
+    older. `here` returns the largest ledger id in the bookie's store."""
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -140,16 +139,16 @@ class RollbackGuard:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Reads the record. Raises Damaged or NewerFormat: without the record, the metadata cannot be judged."""
+        """Reads the recorded state of the metadata from the data directory. Raises DamagedFile or NewerFormat: without
+        this record, the bookie cannot judge the metadata."""
         path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
             self.seen = self._kept = note.decode_note(data, MAGIC, SeenMetadata, path)
 
     async def check_not_older(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
-        """Compares the metadata with the record, then records its present state. Raises InvalidConfiguration if the
-        metadata is older, unless an operator `accepted` that.
-        """
+        """Compares the metadata with the recorded state, then records the present state. Raises InvalidConfiguration if
+        the metadata is older than the recorded state, unless `accepted` says that an operator accepted this."""
         shown = await _shown(metadata, self.here())
         verdict = judge_metadata(self.seen, shown)
         if verdict is TrustVerdict.OLDER and not accepted:

@@ -70,7 +70,7 @@ _ADD = int(RecordType.ADD)
 
 
 class BootResult(NamedTuple):
-    """What steps 1 to 4 of a start found."""
+    """The result of steps 1 to 4 of the start of a store."""
 
     mark: CheckpointMark
     marks_written: int
@@ -83,7 +83,8 @@ class BootResult(NamedTuple):
 
 
 def load_files(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
-    """Does steps 1 to 4 of the start of a store, and returns what they read. Must run in a worker thread."""
+    """Does steps 1 to 4 of the start of a store, and returns what they found in its files. Must run in a worker
+    thread."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join_path(directory, name))
     losses.load()
@@ -132,10 +133,10 @@ def _create(files: Files, directory: str, uuid: bytes) -> CheckpointMark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: DirectoryFacts, end: JournalPosition, descriptors: LedgerDescriptors
 ) -> None:
-    """Makes the bookie enter limbo if a start lost data; this is durable with the next checkpoint. Must be called after
-    the replay, which ended at `end`.
+    """Puts the bookie into limbo if a start found that data was lost. The limbo is durable with the next checkpoint.
+    Must be called after the replay, which ended at the position `end`.
 
-    Without any ledger there is nothing to lose: it was a first start that was cut short.
+    A store without any ledger has nothing to lose and does not enter limbo: its first start was cut short.
     """
     for reason in known.losses:
         losses.add_loss(reason)
@@ -165,10 +166,11 @@ class JournalReplay:
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
-        """Replays everything after the mark; returns the position where the journal ends.
+        """Replays the journal after the checkpoint mark into the memtable. Returns the position where the journal ends.
 
-        Three things run at the same time: the worker reads blocks, the event loop applies them, and the checkpoint's
-        worker and the writer flush what was applied before. One after the other takes twice as long.
+        Three things run at the same time: a worker reads blocks, the event loop applies them, and the checkpoint's
+        worker and the writer flush the entries that were applied before. Doing these one after the other would take
+        twice as long.
         """
         before, self._checkpoint.writer = self._checkpoint.writer, writer
         try:

@@ -56,10 +56,10 @@ one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 
 class JournalPort(NamedTuple):
-    """The journal as a checkpoint uses it: `position` returns the position up to which it is synced, `release` recycles
-    journals, in the worker.
+    """The functions of the journal that a checkpoint calls: `position` returns the position up to which the journal is
+    synced; `release` recycles old journals, in a worker.
 
-    `swapped` is called when the memtable has room again.
+    The checkpoint calls `swapped` when the memtable has room again.
     """
 
     position: Callable[[], JournalPosition]
@@ -68,7 +68,8 @@ class JournalPort(NamedTuple):
 
 
 class Checkpoint:
-    """Makes the checkpoints and commits of a store, one at a time."""
+    """Makes the checkpoints of a store, which move entries from memory to the entry log, and the commits of
+    compactions; one at a time."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: JournalPort) -> None:
-        """Makes one checkpoint. Raises NoSpace if the disk is full. The next run then does the steps that are
+        """Makes one checkpoint. Raises NoSpace if the disk is full; the next run then does the steps that are
         missing."""
         await self._alone(partial(self._steps, source))
 
@@ -146,7 +147,8 @@ class Checkpoint:
             self._captured = self._source.position()
 
     def swap_memtable(self) -> None:
-        """Swaps the tables. If the table of a failed run is still flushing, it and its position are used again."""
+        """Swaps the two tables of the memtable, so that the full one can be flushed. If the table of a failed run is
+        still not flushed, uses that table and its journal position again."""
         if self._memtable.flushing is None:
             self._descriptors.end_stored_quarantine(self._memtable.swap().ledgers)
             self._source.swapped()
@@ -243,7 +245,7 @@ class Checkpoint:
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def run_exclusive_checkpoint(self, function: Callable[[], None]) -> None:
-        """Runs `function`, which opens or closes a log, in the worker, while neither a checkpoint nor a commit runs."""
+        """Runs `function`, which opens or closes a log, in a worker, while neither a checkpoint nor a commit runs."""
 
         async def run() -> None:
             await self._worker.run(function)
@@ -251,8 +253,9 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Commits the entries `moved`, which compaction wrote to its own log, together with `facts`, and removes the
-        logs `drop` from the index. Raises NoSpace only before the mark is written; then nothing was committed."""
+        """Commits the entries `moved`, which compaction wrote to its own log, together with the state records `facts`,
+        and removes the logs `drop` from the index. Raises NoSpace only before the mark is written; then nothing was
+        committed."""
         await self._alone(partial(self._commit, moved, facts, drop))
 
     async def _commit(self, moved: WrittenEntries | None, facts: Sequence[Fact], drop: Collection[int]) -> None:

@@ -29,9 +29,8 @@ GATHER_MAX = 512
 
 
 def raise_if_no_descriptor(error: OSError) -> None:
-    """Raises `error` again if it says that no file descriptor was free, which says nothing about the file; else
-    returns.
-    """
+    """Raises `error` again if it says that no file descriptor was free; such an error says nothing about the file
+    itself. Otherwise returns."""
     if error.errno in NONE_FREE:
         raise error
 
@@ -43,16 +42,17 @@ def raise_unless_no_descriptor(error: OSError) -> None:
 
 
 class NoSpace(Exception):
-    """The disk has no room for a write; nothing of the write counts."""
+    """Raised when the disk has no room for a write. Nothing that this write stored may be used."""
 
 
 class NoDescriptor(NoSpace):
-    """No file descriptor is free for a write; nothing of the write counts. This says nothing about the disk."""
+    """Raised when no file descriptor is free for a write. Nothing that this write stored may be used. The error says
+    nothing about the disk."""
 
 
 def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
-    """Raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free. Any other error ends the process.
-    """
+    """Translates an error of the disk: raises NoSpace if the disk is full, NoDescriptor if no file descriptor is free.
+    Any other error ends the process."""
     if error.errno in NONE_FREE:
         raise NoDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -62,7 +62,8 @@ def raise_or_die(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other at `offset`; returns their total size. Errors: `raise_or_die`."""
+    """Writes the buffers one after the other at `offset` of the file; returns their total size. Raises the errors of
+    `raise_or_die`."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -80,9 +81,8 @@ def open_file(files: Files, path: str, *, direct: bool = False) -> File:
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
-    """Opens the file for direct writes and writes `block` at its start; returns None if its file system does not
-    support them.
-    """
+    """Opens the file for direct writes, which bypass the page cache, and writes `block` at its start. Returns None if
+    the file system does not support direct writes."""
     try:
         file = files.open(path, direct=True)
         try:
@@ -98,7 +98,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_uncached(files: Files, path: str) -> File:
-    """Opens a file that will be read once: without the page cache where its file system supports that."""
+    """Opens a file that will be read only once, bypassing the page cache where the file system supports this."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -129,9 +129,10 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """Syncs a file although no guarantee needs it, so that the next sync, for which a caller waits, is shorter.
+    """Syncs a file early, although no guarantee needs this, so that the next sync, for which a caller waits, is
+    shorter.
 
-    The crash-point enumeration never counts it as durable (tests/crashes).
+    The crash-point enumeration never counts this sync as durable (tests/crashes).
     """
     sync(files, file)
 
@@ -159,9 +160,8 @@ def make_directories(files: Files, path: str) -> None:
 
 
 def list_removable(files: Files, path: str) -> list[str]:
-    """Returns the names in a directory, for a caller that removes some of them. Returns none if no file descriptor is
-    free: the files can be removed later.
-    """
+    """Returns the names of the files in a directory, for a caller that removes some of them. Returns an empty list if
+    no file descriptor is free: the files can be removed later."""
     try:
         return files.list_directory(path)
     except OSError as error:
@@ -176,9 +176,8 @@ def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """Replaces a file like `replace_file`, with data in slices, each synced after it is written. Returns the size of
-    the file.
-    """
+    """Replaces the content of a file, all or nothing, like `replace_file`. Writes the data in slices and syncs each
+    slice after it is written. Returns the size of the file in bytes."""
     temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
@@ -198,7 +197,8 @@ def replace_file_in_slices(files: Files, directory: str, name: str, slices: Iter
 
 
 async def run_or_die(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs background work that the store needs. If it raises, the process ends and answers no request."""
+    """Runs `work`, a background task that the store needs. If `work` raises an error, ends the process, which then
+    answers no request."""
     try:
         await work
     except Exception as error:

@@ -59,7 +59,7 @@ DEPTH = 3
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """Fact: a new file is durable, with its header and its name."""
+    """Fact: a new journal file is durable, with its header and its name."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -67,27 +67,27 @@ class SegmentBegun(NamedTuple):
 
 
 class SegmentRefused(NamedTuple):
-    """Fact: the disk had no room to begin the next file."""
+    """Fact: the disk had no room to begin the next journal file."""
 
 
 class BlockSynced(NamedTuple):
-    """Fact: the block is durable."""
+    """Fact: the block was written to the journal and is durable."""
 
     sequence: int
 
 
 class BlockRefused(NamedTuple):
-    """Fact: the disk had no room for the block. Any part of it may be on the disk."""
+    """Fact: the disk had no room for the block. Any part of the block may be on the disk."""
 
     sequence: int
 
 
 class RoomFound(NamedTuple):
-    """Fact: the disk has room for a block of the largest size now."""
+    """Fact: the disk now has room again for a block of the largest size."""
 
 
 class JournalFailed(NamedTuple):
-    """Fact: a write or a sync failed for another reason. The content of the disk is unknown."""
+    """Fact: a write or a sync failed for a reason other than a full disk. The content of the disk is unknown."""
 
 
 Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
@@ -95,7 +95,7 @@ Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | 
 
 # ---------------------------------------------------------------------------------------- effects
 class WriteBlock(NamedTuple, Generic[G]):
-    """Effect: write zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then this block, and sync it."""
+    """Effect: write zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then write this block and sync it."""
 
     groups: tuple[G, ...]
     sequence: int  # counts from 0 in each file
@@ -113,27 +113,27 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Effect: begin the file after `journal`, whose last block ends at `end`."""
+    """Effect: begin the next journal file, after the file `journal`, whose last block ends at the offset `end`."""
 
     journal: int
     end: int
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
-    """Effect: answer the waiters of the block that it is durable."""
+    """Effect: tell the callers whose records are in the block that these records are durable."""
 
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
-    """Effect: answer the waiters of the block that there was no room for it."""
+    """Effect: tell the callers whose records are in the block that the disk had no room for the block."""
 
     block: WriteBlock[G]
 
 
 # ---------------------------------------------------------------------------------------- state
 class Stage(enum.Enum):
-    """The state of group commit: what it may write next."""
+    """The state of group commit, which decides what group commit may write next."""
 
     NEW = "no segment yet"
     WRITING = "blocks are written"
@@ -161,7 +161,8 @@ class _Waiting(NamedTuple, Generic[G]):
 
 
 class GroupCommit(Generic[G]):
-    """The core of group commit; the module states its rules."""
+    """The core of the journal's group commit: decides which records are written together in one block, and when they
+    are confirmed. The module's docstring states the rules."""
 
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
@@ -179,9 +180,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """Queues a group, whose records have `size` bytes together. A group without records (0) is answered after
-        everything that was queued before it.
-        """
+        """Queues a group of records; `size` is the sum of their bytes. A group without records (0) is answered after
+        everything that was queued before it."""
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
 
@@ -191,32 +191,34 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ state
     @property
     def number(self) -> int:
-        """Returns the number of the current file."""
+        """Returns the number of the current journal file."""
         return self._segment.number
 
     @property
     def is_ended(self) -> bool:
-        """Returns whether everything that was appended before `close` is answered."""
+        """Returns whether `close` was called, and everything that was appended before is answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
     def has_waiting(self) -> bool:
-        """Returns whether there are groups that are in no block yet."""
+        """Returns whether groups of records wait to be put into a block."""
         return bool(self._waiting)
 
     @property
     def must_fill_spare(self) -> bool:
-        """Returns whether the current file is half full, so that a spare should be filled for the next one."""
+        """Returns whether the current journal file is half full, so that a spare file should be prepared as the next
+        one."""
         return self._offset > self._segment.size // 2
 
     @property
     def queued_records(self) -> int:
-        """Returns the number of records that are in no block yet. Walks over all groups: only for statistics."""
+        """Returns the number of records that wait to be put into a block. Walks over all groups, so it must be used
+        only for statistics."""
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """Handles a fact. Returns the answers that it allows, in order."""
+        """Handles a fact. Returns the effects that answer blocks because of this fact, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
@@ -275,9 +277,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def next_effects(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """Returns the effects for what must be written next, or answers. `spare`: another file is ready to become the
-        next segment.
-        """
+        """Returns the effects that write the next block, begin the next file, or answer callers. `spare`: whether
+        another file is ready to become the next journal file."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):

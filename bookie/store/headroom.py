@@ -55,9 +55,9 @@ _PAGE = 4096
 
 
 class DiskReserve:
-    """The reserve of one data directory: a file that is deleted when the disk is full, so that its space can be used.
-    All calls must come from a worker. `held` is true if the whole file exists, or if no reserve is wanted.
-    """
+    """The disk reserve of one data directory: a file that is deleted when the disk is full, so that its space can be
+    used. All calls must come from a worker. `held` is true if the whole reserve file exists, or if no reserve is
+    wanted."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files
@@ -69,7 +69,7 @@ class DiskReserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """Returns the size in bytes that the reserve should have."""
+        """Returns the size in bytes that the reserve file should have."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)
@@ -78,14 +78,14 @@ class DiskReserve:
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
     def measure(self) -> None:
-        """Sets `held`: whether the reserve file exists, and has the size that the stored data now requires."""
+        """Sets `held` to whether the reserve file exists with the size that the stored data now requires."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
         return disk.read_file_size(self._files, self._path) if self._files.exists(self._path) else 0
 
     def release(self) -> bool:
-        """Deletes the file; returns False if there is none."""
+        """Deletes the reserve file, which frees its disk space. Returns False if there is no such file."""
         self.held = False
         if not self._files.exists(self._path):
             return False
@@ -93,7 +93,8 @@ class DiskReserve:
         return True
 
     def fill(self, used_share_max: float) -> None:
-        """Allocates the file, if less than `used_share_max` of the disk is used afterwards. Raises NoDescriptor."""
+        """Allocates the reserve file, if less than `used_share_max` of the disk is used afterwards. Raises
+        NoDescriptor."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -130,9 +131,9 @@ JOURNAL = "journal"
 
 
 class DiskHeadroom:
-    """Records which writes of a bookie found a full disk, and gives up and fills the reserve for them. `checkpoint`
-    makes a checkpoint. `on_no_space` is called when a write found a full disk: it ends adds of clients.
-    """
+    """Handles a full disk for a bookie's store: records which writes found no room, frees the disk reserve for them,
+    and fills the reserve again later. `checkpoint` makes a checkpoint. `on_no_space` is called when a write found a
+    full disk; the bookie then refuses adds of clients."""
 
     def __init__(
         self, files: Files, directory: str, worker: Worker, reserve: DiskReserve, journal: Journal,
@@ -154,7 +155,8 @@ class DiskHeadroom:
 
     @property
     def no_space(self) -> bool:
-        """Returns whether the last write to the journal or a log found a full disk, and none has succeeded since."""
+        """Returns whether the last write to the journal or to a log found a full disk, and no write has succeeded
+        since."""
         return self.flush_blocked or self._journal.no_space
 
     @property
@@ -162,10 +164,10 @@ class DiskHeadroom:
         return self._reserve.held
 
     async def ensure_room(self, used_share_max: float) -> bool:
-        """Returns whether there is now room for writes, and a reserve. Repeats the write that found no room, and fills
-        the reserve if less than `used_share_max` of the disk is used afterwards.
+        """Returns whether the disk now has room for writes, and the disk reserve exists. Repeats the write that found
+        no room, and fills the reserve if less than `used_share_max` of the disk is used afterwards.
 
-        Raises OSError or NoDescriptor if this cannot be found out now.
+        Raises OSError or NoDescriptor if the state of the disk cannot be determined now.
         """
         if self.no_space:
             await self._make()
@@ -194,9 +196,8 @@ class DiskHeadroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def run_and_retry_with_reserve(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs `action`. If the disk has no room for it, gives up the reserve and runs it again. Raises NoSpace if that
-        fails too.
-        """
+        """Runs `action`. If the disk has no room for `action`, frees the disk reserve and runs `action` again. Raises
+        NoSpace if the second run fails too."""
         try:
             await action()
         except disk.NoDescriptor:
@@ -223,8 +224,9 @@ class DiskHeadroom:
 
 
 def release_reserve_for_start(files: Files, directory: str, uuid: bytes) -> bool:
-    """Frees disk space for a start that found none. Removes the reserve file; if there is none, spare or replayed
-    journal files. Returns False if nothing can be removed."""
+    """Frees disk space for a start of the store that found a full disk. Removes the reserve file; if there is none,
+    removes spare journal files or journal files that are not needed any more. Returns False if nothing can be
+    removed."""
     journals = join_path(directory, JOURNAL)
     if DiskReserve(files, directory, directory, 0, 0).release():
         return True

@@ -67,7 +67,8 @@ LOCK = "lock"
 
 
 class DirectoryVerdict(enum.Enum):
-    """The verdict on a bookie's data directory at a start; with a verdict of REFUSALS the bookie does not start."""
+    """The verdict on a bookie's data directory at a start of the bookie. With a verdict of REFUSALS the bookie does not
+    start."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -115,7 +116,8 @@ REFUSALS = {
 
 
 class DirectoryAtStart(NamedTuple):
-    """The facts for `judge_directory`. `others` are the bookies whose records name this place."""
+    """The facts by which `judge_directory` decides. `others` are the bookies whose cookie records name the place of
+    this directory."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -127,7 +129,8 @@ class DirectoryAtStart(NamedTuple):
 
 
 class BookieIdentity(msgspec.Struct, frozen=True):
-    """The identity of a bookie whose directory was claimed; `record_start` counts this start."""
+    """The identity of a bookie whose directory this process has claimed. `record_start` counts this start of the
+    bookie."""
 
     uuid: bytes
     instance: str
@@ -148,14 +151,13 @@ class BookieIdentity(msgspec.Struct, frozen=True):
 
     @property
     def journal(self) -> JournalPosition:
-        """Returns the position up to which the journal of this directory was known to be synced: the journal must not
-        end before it.
-        """
+        """Returns the position up to which the journal of this directory is known to have been synced. A journal that
+        ends before this position has lost data."""
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
 def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
-    """Returns whether and how the bookie may start, by the table in the module's docstring."""
+    """Returns the verdict whether and how the bookie may start, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
@@ -176,9 +178,8 @@ def judge_directory(facts: DirectoryAtStart) -> DirectoryVerdict:
 
 # ------------------------------------------------------------------------------------------ a start
 def lock_directory(files: Files, directory: str) -> File:
-    """Locks the directory for this process; returns the lock. Raises Busy if another process has it,
-    InvalidConfiguration if it cannot be used.
-    """
+    """Locks the data directory for this process and returns the lock. Raises Busy if another process has the lock,
+    InvalidConfiguration if the directory cannot be used."""
     try:
         files.make_directories(directory)
         return files.lock(join_path(directory, LOCK))
@@ -202,10 +203,11 @@ def unusable_directory(directory: str, error: OSError) -> InvalidConfiguration:
 async def claim_directory(
     world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str
 ) -> BookieIdentity:
-    """Locks the directory, judges it, and returns its identity. `place` must be unique in the cluster; the directory
-    may have been at `aliases` before.
+    """Locks the data directory, judges whether the bookie may start with it, and returns the bookie's identity. `place`
+    must be unique in the cluster; the directory may have been at `aliases` before.
 
-    Raises Busy if another process has it, and InvalidConfiguration, which says what to do, if the bookie may not start.
+    Raises Busy if another process has the lock, and InvalidConfiguration, whose text says what to do, if the bookie may
+    not start.
     """
     lock = lock_directory(world.files, directory)
     try:
@@ -252,10 +254,11 @@ async def _claim(
 async def record_start(
     world: World, metadata: MetadataStore, directory: str, identity: BookieIdentity, end: JournalPosition
 ) -> None:
-    """Counts this start in the cookie and its record, and stores the position up to which the journal is synced. All
-    losses must be durable as limbo before.
+    """Counts this start in the bookie's cookie and in its cookie record in the metadata, and stores the position `end`
+    up to which the journal is synced. All losses must be durable as limbo before this call.
 
-    Raises Unavailable if the record changed since it was judged, because an operator forgot or moved the bookie.
+    Raises Unavailable if the record has changed since it was judged, because an operator deleted the bookie or changed
+    its place.
     """
     known = identity.known
     assert known is not None, "the directory was claimed"
@@ -280,10 +283,11 @@ async def record_start(
 async def store_journal_position(
     metadata: MetadataStore, identity: BookieIdentity, end: JournalPosition, told: JournalPosition
 ) -> bool:
-    """Stores in the bookie's record that the journal was synced up to `end`. The position never goes back.
+    """Stores in the bookie's cookie record that the journal was synced up to `end`. The stored position never
+    decreases.
 
-    Returns False if the record had less than `told`, the position stored last: the metadata went back, or is another
-    one.
+    Returns False if the record had a smaller position than `told`, which this process stored last: then the metadata is
+    older than it was, or is another one.
     """
     kept = True
 
@@ -354,9 +358,8 @@ async def delete_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
-    """Deletes a bookie's cookie record, and with it `more`, all or nothing. Returns False, and deletes nothing, if the
-    bookie is registered.
-    """
+    """Deletes a bookie's cookie record and does the deletions `more`, all of them or none. Returns False, and deletes
+    nothing, if the bookie is registered."""
     try:
         await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
     except (BadVersion, NodeExists):
@@ -365,9 +368,8 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def change_place(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """Records that the bookie's directory is at `place` from now on. Raises NotFound if there is no such bookie, Busy
-    while it is registered.
-    """
+    """Changes the bookie's cookie record: its data directory is at `place` from now on. Raises NotFound if there is no
+    such bookie, Busy while the bookie is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 

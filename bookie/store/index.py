@@ -48,9 +48,8 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """A cache that evicts the values that were not used for the longest time. The caller passes the size of each value;
-    their sum never exceeds `bytes_max`.
-    """
+    """A cache of values that evicts the least recently used value first. The caller passes the size of each value; the
+    sum of the sizes never exceeds `bytes_max`."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -71,7 +70,8 @@ class LruCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Adds a value, or replaces the old value of the key; evicts others if necessary."""
+        """Adds a value, or replaces the old value of the key. Evicts the least recently used values if the cache is too
+        large."""
         values = self._values
         old = values.pop(key, None)
         if old is not None:
@@ -100,7 +100,7 @@ _RUN_OVERHEAD_BYTES = 600
 
 
 class ExtentPlace(NamedTuple):
-    """An extent, the log that contains it, and where its table is in the log's index file."""
+    """An extent, the number of the log that contains it, and the offset of its table in the log's index file."""
 
     log: int
     extent: Extent
@@ -108,7 +108,8 @@ class ExtentPlace(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of heads in the index file of a log: its offset, its checksum, and where its tables begin."""
+    """A page of extent heads in the index file of a log: the page's offset, its number of heads, its checksum, and the
+    offset of the first table of its extents."""
 
     offset: int
     heads: int
@@ -121,7 +122,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The pages of one or more index groups of a log, stored as one array per field."""
+    """The pages of extent heads in one or more index groups of a log, stored as one array for each field."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -147,11 +148,11 @@ class Pages:
 
 
 class LoadedIndexGroup:
-    """The part of an index group of `log` that stays in memory; the group begins at `offset` of the index file. Must be
-    made in a worker.
+    """The part of an index group of log `log` that stays in memory. The group begins at `offset` of the index file.
+    Must be made in a worker.
 
-    Extents must ascend by ledger. Made by `LoadedIndexGroup(log, offset, extents)`, or by `LoadedIndexGroup.start` and
-    then `feed` with slices of the heads' bytes, each of whole pages.
+    The extents must be in ascending order of ledgers. Made by `LoadedIndexGroup(log, offset, extents)`, or by
+    `LoadedIndexGroup.start` and then `feed` with slices of the heads' bytes, each slice of whole pages.
     """
 
     __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
@@ -170,16 +171,15 @@ class LoadedIndexGroup:
 
     @classmethod
     def start(cls, log: int, offset: int, extents: int) -> LoadedIndexGroup:
-        """Returns an empty group for `extents` extents. It may be used after `feed` has added the heads of all of
-        them."""
+        """Returns an empty index group that will have `extents` extents. The group may be used after `feed` has added
+        the heads of all of them."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
 
     def feed(self, heads: bytes) -> None:
-        """Adds the next heads. Must be whole pages, except the last time. Raises ValueError if they are not sorted by
-        ledger.
-        """
+        """Adds the next extent heads. `heads` must consist of whole pages, except in the last call. Raises ValueError
+        if the heads are not sorted by ledger."""
         columns = head_columns(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
@@ -202,14 +202,12 @@ class LoadedIndexGroup:
 
     @property
     def end_offset(self) -> int:
-        """Returns where the group's last table ends in the index file."""
+        """Returns the offset in the index file at which the last table of this group ends."""
         return self._tables_offset
 
 
 class LedgerExtents:
-    """The extents of one ledger in one log, as far as they are in the log's first `groups` groups, sorted by first
-    entry.
-    """
+    """The extents of one ledger in the first `groups` index groups of one log, sorted by first entry."""
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
@@ -230,7 +228,7 @@ class LedgerExtents:
 
     @property
     def first(self) -> int | None:
-        """Returns the smallest entry; None if there is no extent."""
+        """Returns the smallest entry id of all extents; None if there is no extent."""
         return self._firsts[0] if self._firsts else None
 
     @property
@@ -242,7 +240,8 @@ class LedgerExtents:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
     def places(self, entry: int) -> list[ExtentPlace]:
-        """Returns the extents whose range includes the entry, first the one with the largest last entry."""
+        """Returns the extents whose range of entry ids includes the entry. The extent with the largest last entry comes
+        first."""
         found: list[ExtentPlace] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
@@ -255,9 +254,8 @@ class LedgerExtents:
 
 
 class MissingIndexPages(NamedTuple):
-    """The answer of `find_run` if pages must be loaded: with the extents in `pages` added to `known`, the run is
-    complete.
-    """
+    """The result of `find_run` if index pages must be loaded from the disk first. The extents in `pages`, added to
+    those in `known`, are all extents of the ledger in that log."""
 
     log: int
     ledger: int
@@ -297,7 +295,7 @@ class _Log:
 
 
 class EntryLogIndex:
-    """The index of a bookie's entry logs. `bytes_max` bounds the LRU."""
+    """The index of a bookie's entry logs. `bytes_max` bounds the memory of its LRU cache."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
@@ -311,7 +309,8 @@ class EntryLogIndex:
         self.add_group(group, ())
 
     def add_group(self, group: LoadedIndexGroup | None, drop: Collection[int]) -> None:
-        """Makes a new group visible and removes the logs `drop`, in one synchronous step."""
+        """Makes a new index group visible to readers, and removes the logs `drop` from the index, in one synchronous
+        step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
             if log is None:
@@ -327,17 +326,18 @@ class EntryLogIndex:
         return list(self._logs)
 
     def logs_of(self, ledger: int) -> list[int]:
-        """Returns the logs that have entries of the ledger, ascending."""
+        """Returns, in ascending order, the numbers of the logs that have entries of the ledger."""
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
     def ledgers_of(self, log: int) -> BitMap64:
-        """Returns a copy of the set of the log's ledgers; empty if there is no such log."""
+        """Returns a copy of the set of ledgers that have entries in the log; empty if there is no such log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
     # ------------------------------------------------------------------------------------ extents
     def find_run(self, log: int, ledger: int) -> LedgerExtents | MissingIndexPages:
-        """Returns the extents of the ledger in that log, or what must be loaded first."""
+        """Returns the extents of the ledger in that log; or MissingIndexPages, which says which pages of the index must
+        be loaded first."""
         found = self._logs.get(log)
         if found is None or ledger not in found.ledgers:
             return LedgerExtents(log, ledger, 0, ())
@@ -353,13 +353,12 @@ class EntryLogIndex:
         return MissingIndexPages(log, ledger, groups, pages, known)
 
     def add_run(self, run: LedgerExtents) -> None:
-        """Adds a run that was loaded to the LRU."""
+        """Adds extents of a ledger, which were loaded from the disk, to the LRU cache."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_certainly_absent(self, ledger: int, entry: int) -> bool:
-        """Returns True if certainly no extent's range includes the entry. Loads nothing: False may also mean that it is
-        unknown.
-        """
+        """Returns True if certainly no extent in any log has a range that includes the entry. Loads nothing from the
+        disk: False may also mean that the answer is unknown."""
         for number, log in self._logs.items():
             if ledger in log.ledgers:
                 if (number, ledger) not in self._runs:
@@ -370,9 +369,8 @@ class EntryLogIndex:
         return True
 
     def find_extents(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
-        """Returns all extents whose range includes the entry, those of newer logs first; None if something must be
-        loaded first.
-        """
+        """Returns all extents whose range includes the entry; extents in newer logs come first. Returns None if index
+        pages must be loaded first."""
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.find_run(log, ledger)
@@ -383,7 +381,7 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentPlace) -> ExtentTable | None:
-        """Returns the table of an extent; None if it is not in memory and must be loaded."""
+        """Returns the table of an extent. Returns None if the table is not in memory and must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
@@ -391,7 +389,7 @@ class EntryLogIndex:
         return found
 
     def add_table(self, place: ExtentPlace, table: ExtentTable) -> None:
-        """Adds a table that was loaded to the LRU."""
+        """Adds the table of an extent, which was loaded from the disk, to the LRU cache."""
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
@@ -399,7 +397,8 @@ class EntryLogIndex:
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
-        """Checks: logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
+        """Checks the invariants: the numbers of the logs ascend; the pages of each group ascend by ledger, and the
+        ledgers of the pages are in the log's bitmap."""
         assert list(self._logs) == sorted(self._logs)
         for log in self._logs.values():
             assert log.starts
@@ -421,9 +420,8 @@ class EntryLogIndex:
 
 
 def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
-    """Returns the extents of the ledger in the bytes of a page; None if the bytes do not match the page's size and
-    checksum.
-    """
+    """Returns the extents of the ledger that are encoded in `heads`, the bytes of an index page. Returns None if the
+    bytes do not match the page's size and checksum."""
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
     return [
@@ -432,17 +430,18 @@ def decode_page(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentP
 
 
 def record_number(place: ExtentPlace, table: ExtentTable, entry: int) -> int | None:
-    """Returns the number of the entry's record in the extent; None if the entry is in a gap."""
+    """Returns which record of the extent contains the entry, counted from 0. Returns None if the extent has no record
+    of the entry."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)
     return at if at < len(table.deltas) and table.deltas[at] == delta else None
 
 
 def run_end(table: ExtentTable, first: int, count: int, bytes_max: int) -> int:
-    """Returns the number of the record after the run of consecutive entries that begins with record `first`: up to
-    `count` of them, about `bytes_max`.
+    """Returns the number of the record after the run of consecutive entries that begins with record `first`. The run
+    has at most `count` entries and about `bytes_max` bytes.
 
-    By bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks.
+    The end is found by bisection: entries ascend, so deltas[i] - i grows at each gap and never shrinks.
     """
     deltas, offsets = table.deltas, table.offsets
     end = min(first + count, len(deltas))

@@ -76,8 +76,8 @@ _SORT_SLICE = 4096
 
 
 def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
-    """Yields the values in ascending order. Runs in a worker thread, and sorts in slices, so that the event loop can
-    run in between."""
+    """Yields the values in ascending order. Must run in a worker thread; sorts in slices, so that the event loop can
+    run between two slices."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -86,7 +86,8 @@ def sorted_in_slices(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
-    """The records of ledgers that did not change lately, sorted, in leaves. Never changed after it is made."""
+    """An immutable table of the records of all ledgers that did not change lately, sorted by ledger and divided into
+    leaves."""
 
     __slots__ = ("_firsts", "leaves")
 
@@ -113,7 +114,7 @@ class LedgerTable:
                 yield ledger
 
     def with_ledger_records(self, changes: Mapping[int, bytes]) -> LedgerTable:
-        """Returns a table in which these records replace the ledgers' old ones."""
+        """Returns a copy of the table in which the records `changes` replace the old records of their ledgers."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
             by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
@@ -126,7 +127,7 @@ class LedgerTable:
         return LedgerTable(leaves + self.leaves[done:])
 
     def without(self, dead: IntegerIntervals) -> LedgerTable:
-        """Returns a table without the ledgers of these intervals."""
+        """Returns a copy of the table without the ledgers in the intervals `dead`."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
             last = len(leaf) // RECORD_BYTES - 1
@@ -181,7 +182,7 @@ def _cut(parts: list[bytes]) -> list[bytes]:
 
 
 class LoadedIndex(NamedTuple):
-    """The content of a ledger index."""
+    """The content of a ledger index file after it was read."""
 
     table: LedgerTable
     ledgers: BitMap64  # those of the table without a tombstone
@@ -189,9 +190,8 @@ class LoadedIndex(NamedTuple):
 
 
 class TableLoader:
-    """Makes a table from the file of a ledger index: `feed` gets its whole records in order, slice by slice; `finish`
-    returns the result.
-    """
+    """Makes a table of ledger records from the file of a ledger index. `feed` must get the file's records in order,
+    slice by slice; `finish` returns the result."""
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
@@ -202,7 +202,8 @@ class TableLoader:
         self._facts: list[State] = []
 
     def feed(self, data: bytes) -> list[int]:
-        """Adds the records in `data`. Returns the offsets of those that are damaged or cut off, which are left out."""
+        """Adds the records in `data`. Leaves out records that are damaged or cut off, and returns their offsets in
+        `data`."""
         bad: list[int] = []
         begin = 0  # of the records that were not taken yet: ascending, above all before
         for at in range(0, len(data), RECORD_BYTES):
@@ -293,7 +294,8 @@ _CLEAN_MAX = 4096
 
 
 class LedgerDescriptor:
-    """The metadata that a bookie has of a ledger: its key, its fence, its LAC, and the id of its last entry."""
+    """The facts that a bookie has about a ledger: its key, whether it is fenced, its last-add-confirmed (LAC), and the
+    id of its last entry."""
 
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
@@ -308,7 +310,7 @@ class LedgerDescriptor:
 
     @classmethod
     def from_state(cls, state: LedgerState) -> LedgerDescriptor:
-        """Returns the descriptor for `state`, a durable record of the ledger index."""
+        """Returns a descriptor made from `state`, a durable record of the ledger index."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
@@ -321,9 +323,9 @@ class LedgerDescriptor:
 
 
 class IndexContent(NamedTuple):
-    """The content that the ledger index must have: all records (`table`, `statements`), and the new ones (`changes`).
-    `unsynced` are descriptors whose key or fence the journal does not have durably yet.
-    """
+    """The content that a checkpoint gives to the ledger index: all records (`table`, `statements`), and the new records
+    alone (`changes`). `unsynced` are the descriptors whose key or fence was not yet durable in the journal when they
+    were encoded."""
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
@@ -332,9 +334,8 @@ class IndexContent(NamedTuple):
 
 
 class PendingChanges(NamedTuple):
-    """The changes that a checkpoint's worker must write. Descriptors may change meanwhile, but a fence is only set, and
-    LAC and last entry only grow.
-    """
+    """The changes of descriptors and facts that a checkpoint's worker must write to the ledger index. Descriptors may
+    change while it writes, but only so: a fence is set, or the LAC or the last entry grows."""
 
     table: LedgerTable
     settling: dict[int, LedgerDescriptor]
@@ -343,9 +344,8 @@ class PendingChanges(NamedTuple):
     alive: int
 
     def encode_changes(self, everything: bool) -> IndexContent:
-        """Encodes the changes and merges them into the table; with `everything`, also removes deleted ledgers from the
-        table.
-        """
+        """Encodes the changes and merges them into the table of all ledgers. With `everything`, also removes deleted
+        ledgers from the table."""
         records: dict[int, bytes] = {}
         unsynced: list[LedgerDescriptor] = []
         for ledger in sorted_in_slices(self.settling):
@@ -361,9 +361,8 @@ class PendingChanges(NamedTuple):
 
 
 class LedgerDescriptors(StateLog):
-    """The descriptors and facts of a bookie. Descriptors that did not change lately are made when needed, from the
-    table of the ledger index.
-    """
+    """The descriptors of all ledgers of a bookie, and its facts (such as tombstones). A descriptor that did not change
+    lately is made from the table of the ledger index when it is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,11 +398,11 @@ class LedgerDescriptors(StateLog):
 
     @property
     def highest(self) -> int:
-        """Returns the largest ledger id; -1 if there is none."""
+        """Returns the largest id of any ledger that has a descriptor; -1 if there is none."""
         return int(self._ids.max()) if len(self._ids) else -1
 
     def ledger_ids(self) -> BitMap64:
-        """Returns a copy of the set of ledgers, without deleted ones."""
+        """Returns a copy of the set of ledger ids, without those of deleted ledgers."""
         return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> LedgerDescriptor:
@@ -418,7 +417,7 @@ class LedgerDescriptors(StateLog):
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
-        """Deletes the ledgers `first … last` for ever."""
+        """Records that the ledgers `first … last` are deleted for ever."""
         self.add_fact(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
@@ -437,8 +436,8 @@ class LedgerDescriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: LoadedIndex) -> None:
-        """Sets the descriptors to those that were read from the ledger index. Must be called once, when the store
-        starts."""
+        """Puts the descriptors that were read from the ledger index into this object. Must be called once, when the
+        store starts."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -449,7 +448,8 @@ class LedgerDescriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_checkpoint(self) -> None:
-        """Hands all changes until now to the checkpoint that begins, with those of a checkpoint that failed."""
+        """Gives all changes until now to the checkpoint that begins, together with the changes of an earlier checkpoint
+        that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
         else:
@@ -462,9 +462,8 @@ class LedgerDescriptors(StateLog):
         return PendingChanges(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def on_written(self, settled: IndexContent) -> dict[int, LedgerDescriptor]:
-        """Called when the changes are durable. Returns the descriptors that are not needed any more; the caller must
-        free them, because they may be many.
-        """
+        """Called when the changes of a checkpoint are durable. Returns the descriptors that are not needed any more;
+        the caller must free them in small steps, because they may be many."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -472,9 +471,8 @@ class LedgerDescriptors(StateLog):
         return old
 
     def check(self) -> None:
-        """Checks the facts, that every ledger has a descriptor, that a synced fence is set, and that no deleted ledger
-        has unwritten changes.
-        """
+        """Checks the invariants: those of the facts; every ledger has a descriptor; a fence that is synced is set; no
+        deleted ledger has unwritten changes."""
         self.check_facts(self._ids)
         known = {*self.dirty_ledgers, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)
@@ -506,7 +504,8 @@ def index_file_name(generation: int) -> str:
 
 
 class LedgerIndexFile:
-    """The file of the ledger index: checkpoints append to it, and now and then rewrite it."""
+    """The file of the ledger index. Checkpoints append records to the file, and rewrite it when too many of its records
+    are outdated."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
@@ -517,9 +516,8 @@ class LedgerIndexFile:
         self._faulty = False
 
     def load(self, missing: Callable[[str], None]) -> LoadedIndex:
-        """Returns the content of all whole records. Calls `missing` with a description of each damage. Raises
-        ForeignFile or NewerFormat.
-        """
+        """Reads the file and returns the content of all its valid records. Calls `missing` with a description of each
+        damage. Raises ForeignFile or NewerFormat."""
         path = join_path(self._directory, index_file_name(self.generation))
         loading = TableLoader()
         faults: list[str] = []
@@ -556,14 +554,14 @@ class LedgerIndexFile:
             file.close()
 
     def is_outdated(self, alive: int) -> bool:
-        """Returns whether the next `write` rewrites the file; `alive` is the number of ledgers."""
+        """Returns whether the next `write` must rewrite the whole file, because it is damaged or has too many old
+        records. `alive` is the number of ledgers."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
     def write(self, unwritten: PendingChanges) -> tuple[IndexContent, int, int]:
-        """Writes the changes, or everything if the file is outdated. Returns the content that was written, and
-        (generation, end) of the file for the mark.
-        """
+        """Writes the changes to the file, or all records if the file is outdated. Returns the content that was written,
+        and (generation, end) of the file, which the mark must name."""
         if self.is_outdated(unwritten.alive):
             settled = unwritten.encode_changes(everything=True)
             try:
@@ -576,7 +574,7 @@ class LedgerIndexFile:
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
-        """Appends only facts; returns (generation, end) for the mark."""
+        """Appends only these facts to the file. Returns (generation, end) of the file, which the mark must name."""
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -589,9 +587,8 @@ class LedgerIndexFile:
         return self.generation, self.end + size
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
-        """Writes the next generation with these records, each a buffer of one or more; returns (generation, end) for
-        the mark.
-        """
+        """Writes the next generation of the file with these records; each buffer has one or more records. Returns
+        (generation, end) of the file, which the mark must name."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_file_in_slices(
@@ -600,14 +597,16 @@ class LedgerIndexFile:
         return generation, size
 
     def on_committed(self, generation: int, end: int) -> None:
-        """The mark now names this generation and end: removes other generations."""
+        """Called when the durable mark names this generation and end of the file. Removes the files of other
+        generations."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
             self._faulty = False
             self.remove_old_generations()
 
     def remove_old_generations(self) -> None:
-        """Removes other generations, without a sync: a name that returns after a crash is removed by the next start."""
+        """Removes the files of other generations, without a sync. If a crash brings such a file back, the next start
+        removes it."""
         for other in disk.list_removable(self._files, self._directory):
             if other != index_file_name(self.generation):
                 self._files.remove(join_path(self._directory, other))
@@ -627,14 +626,15 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Creates the first generation of the ledger index file, without records."""
+    """Creates the file of the ledger index, in its first generation and without records."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
 def newest(files: Files, directory: str) -> tuple[int, int]:
-    """Returns (generation, end) of the newest file that exists, without reading it; for a start without a mark."""
+    """Returns (generation, end of the last whole record) of the newest ledger index file that exists, according to its
+    name and size, without reading it. Used by a start that found no mark."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
@@ -651,7 +651,8 @@ INTRODUCED_MAX = 4096
 
 
 class LedgerKeys:
-    """The keys of one store's ledgers. Changes `descriptors`, and adds records to the open group of `journal`."""
+    """The keys of the ledgers of one store, which authorize adds, fences and reads. Changes `descriptors`, and adds KEY
+    records to the open group of `journal`."""
 
     def __init__(self, descriptors: LedgerDescriptors, journal: Journal) -> None:
         self._descriptors = descriptors
@@ -661,27 +662,26 @@ class LedgerKeys:
         self._keying: dict[int, LedgerDescriptor] = {}  # whose key goes out with the next seal
 
     def require_keys_before_ledgers(self) -> None:
-        """Requires from now on that the key of a ledger that is unknown here was introduced before the ledger begins
-        (bookie/service.py).
-        """
+        """Makes the store require, from now on, that the key of an unknown ledger is introduced
+        (`record_key_of_metadata`) before the ledger begins here (bookie/newcomers.py)."""
         self._introduced = LruCache(INTRODUCED_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:
-        """Records that the metadata has a record of the ledger with this key."""
+        """Introduces a ledger: records that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 
     def may_begin_unknown_ledger(self, ledger: int, key: bytes) -> bool:
-        """Returns whether a ledger that is unknown here may begin with this key."""
+        """Returns whether a ledger that this store does not know may begin here with this key."""
         if self._introduced is None:
             return True
         known = self._introduced.get(ledger)
         return known is not None and hmac.compare_digest(known, key)
 
     def verdict(self, ledger: int, key: bytes) -> Status:
-        """Returns whether an add or a fence with this key is admitted: OK; FENCED if the ledger is deleted,
-        NO_SUCH_LEDGER if it is new and was not introduced, UNAUTHORIZED if it has another key.
-        """
+        """Returns the status for an add or a fence with this key: OK if it is admitted; FENCED if the ledger is
+        deleted; NO_SUCH_LEDGER if the ledger is new and was not introduced; UNAUTHORIZED if the ledger has another
+        key."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
@@ -690,9 +690,9 @@ class LedgerKeys:
         return Status.OK if self.may_begin_unknown_ledger(ledger, key) else Status.NO_SUCH_LEDGER
 
     def judge_read(self, ledger: int, key: bytes) -> Status:
-        """Returns OK if a sender with this key may read the ledger. NO_SUCH_LEDGER: the key may have been lost here,
-        and must be introduced first.
-        """
+        """Returns the status for a read with this key: OK if the sender may read the ledger; NO_SUCH_LEDGER if this
+        store may have lost the ledger's key, which must then be introduced first; UNAUTHORIZED if the ledger has
+        another key."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.has_key(key) else Status.UNAUTHORIZED
@@ -700,8 +700,8 @@ class LedgerKeys:
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin_unknown_ledger(ledger, key) else Status.OK
 
     def ensure_key(self, ledger: int, key: bytes) -> Status:
-        """Binds the key to the ledger if the ledger is unknown here. Returns UNAUTHORIZED if the ledger is deleted or
-        has another key. Otherwise returns OK; the key is durable when the next seal is done."""
+        """Binds the key to the ledger if this store does not know the ledger. Returns UNAUTHORIZED if the ledger is
+        deleted or has another key. Otherwise returns OK; the key is durable when the next seal is done."""
         descriptor = self._descriptors.get(ledger)
         if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.has_key(key)):
             return Status.UNAUTHORIZED
@@ -709,9 +709,8 @@ class LedgerKeys:
         return Status.OK
 
     def ensure_descriptor(self, ledger: int, key: bytes) -> LedgerDescriptor:
-        """Returns the ledger's descriptor, and creates it if there is none. Enqueues its KEY record unless the key is
-        durable.
-        """
+        """Returns the ledger's descriptor, and creates the descriptor if there is none. Enqueues a KEY record to the
+        journal unless the ledger's key is durable."""
         descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
         if not descriptor.key_synced and ledger not in self._keying:
             self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
@@ -745,9 +744,8 @@ TOMBSTONES_MAX = 4096
 
 
 class TombstoneWriter:
-    """Writes the tombstones of one store. `sealed` waits until the journal has synced, or refused, what was enqueued
-    before the call.
-    """
+    """Writes the tombstones of one store, which record that ledgers are deleted. `sealed` waits until the journal has
+    synced, or refused, all records that were enqueued before the call."""
 
     def __init__(
         self, journal: Journal, descriptors: LedgerDescriptors, memtable: Memtable, sealed: Callable[[],
@@ -764,9 +762,8 @@ class TombstoneWriter:
         self.counters = {"ledgers_deleted": 0}
 
     async def write(self, ledgers: list[int]) -> bool:
-        """Writes tombstones. Returns False if the journal had no room for all of them: then they are in memory, and
-        `write_pending` makes them durable.
-        """
+        """Writes tombstones of these ledgers. Returns False if the journal had no room for all of them: then the
+        tombstones are only in memory, and `write_pending` makes them durable."""
         spans = IntegerIntervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -788,7 +785,7 @@ class TombstoneWriter:
         return True
 
     async def write_pending(self) -> None:
-        """Makes tombstones durable for which the journal had no room, by a checkpoint."""
+        """Makes a checkpoint, which makes those tombstones durable for which the journal had no room."""
         loose = set(self._loose)
         if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first

@@ -85,10 +85,10 @@ COPIED_APART_BYTES = 4096
 
 
 class JournalBlockBuffers:
-    """Page-aligned buffers in which blocks are assembled: `count` buffers of `size` bytes, used in turn. A block longer
-    than the next buffer enlarges that buffer for good.
+    """Page-aligned buffers in which journal blocks are assembled: `count` buffers of `size` bytes, used in turn. A
+    block longer than the next buffer enlarges that buffer permanently.
 
-    To map memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
+    Mapping memory for each such block would cost the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets
     entries of 1 MiB.
     """
 
@@ -99,9 +99,8 @@ class JournalBlockBuffers:
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """Returns a buffer of `size` bytes with the content of `buffers`, then zeros. It is valid until the arena is in
-        turn again.
-        """
+        """Returns a buffer of `size` bytes with the content of `buffers`, then zeros. The returned buffer is valid
+        until its turn comes again, `count` calls later."""
         view = self._next_arena(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]
@@ -129,7 +128,7 @@ Done = Callable[[bool], None]
 
 
 class JournalRecordGroup(msgspec.Struct):
-    """The records that one turn of the event loop enqueued."""
+    """A group of journal records: those that one turn of the event loop enqueued."""
 
     headers: list[bytes] = []
     buffers: list[Buffer] = []
@@ -139,7 +138,8 @@ class JournalRecordGroup(msgspec.Struct):
 
 
 def block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int) -> list[Buffer]:
-    """Returns the buffers of the block without its padding; `number` and `salt` are those of its journal."""
+    """Returns the buffers that make up the block, without its padding. `number` and `salt` are those of the block's
+    journal."""
     headers: list[bytes] = []
     buffers: list[Buffer] = [b""]
     for group in block.groups:
@@ -152,9 +152,8 @@ def block_buffers(block: WriteBlock[JournalRecordGroup], number: int, salt: int)
 
 
 class Journal:
-    """The writer of one store's journal, in `directory`. Its rule, the order of calls and its bounds: see the module's
-    docstring.
-    """
+    """Writes the journal of one store, in `directory`. The module's docstring states its rule, the order of calls and
+    its bounds."""
 
     def __init__(
         self,
@@ -210,7 +209,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: JournalPosition) -> None:
-        """Begins a new file after `previous`, the end of all that replay found to count."""
+        """Begins a new journal file. `previous` is the end of the valid part of the journal that the replay found."""
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.adopt_spare_files)
@@ -222,7 +221,7 @@ class Journal:
         self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
-        """Closes the journal after all enqueued records are answered."""
+        """Closes the journal after the callers of all enqueued records are answered."""
         self._closing = True
         self.core.close()
         self._work.set()
@@ -239,18 +238,18 @@ class Journal:
 
     @property
     def is_direct(self) -> bool:
-        """Returns whether blocks are written past the page cache."""
+        """Returns whether the journal's blocks are written directly to the disk, without the page cache."""
         return self._segments.direct
 
     # ------------------------------------------------------------------------------------ intents
     @property
     def position(self) -> JournalPosition:
-        """Returns the position up to which everything is synced."""
+        """Returns the position up to which the whole journal is synced."""
         return JournalPosition(self.core.number, self.core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
-        """Returns the bytes of the records whose waiters are not answered yet."""
+        """Returns the bytes of all records whose callers are not answered yet."""
         return self.open.size + self.core.queued_bytes
 
     @property
@@ -259,14 +258,13 @@ class Journal:
 
     @property
     def queued_records(self) -> int:
-        """Returns the number of records that are in no block yet. Walks over all waiting groups: only for statistics.
-        """
+        """Returns the number of records that wait to be put into a block. Walks over all waiting groups, so it must be
+        used only for statistics."""
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
-        """Adds a record to the open group; the caller must call `seal` in the same turn. The payload must not change
-        any more.
-        """
+        """Adds a record to the open group. The caller must call `seal` in the same turn of the event loop, and must not
+        change the payload any more."""
         header, size = encode_record(kind, ledger, entry, payload)
         group = self.open
         group.headers.append(header)
@@ -275,9 +273,8 @@ class Journal:
         group.size += size
 
     def seal(self, *done: Done) -> None:
-        """Seals the open group. Calls each `done` once, in order: with True when everything enqueued so far is synced,
-        with False if there was no room.
-        """
+        """Seals the open group, so that it is written. Calls each `done` once, in order: with True when all records
+        that were enqueued so far are synced, with False if the disk had no room for them."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, JournalRecordGroup()
@@ -301,7 +298,8 @@ class Journal:
             self._work.set()
 
     def seal_group_with_future(self) -> asyncio.Future[bool]:
-        """Seals like `seal`. Returns a future with the value for `done`."""
+        """Seals the open group, like `seal`. Returns a future whose result is the value for `done`: True if the records
+        are synced, False if the disk had no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return future
@@ -427,13 +425,12 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """Returns whether the last block, or the last spare, found no room. It stays true until a block or a spare
-        finds room, or `check_room_again` does.
-        """
+        """Returns whether the disk had no room for the last block or the last spare file. The value stays true until a
+        later block or spare file finds room, or `check_room_again` finds it."""
         return self.core.no_room or self._segments.full
 
     async def check_room_again(self) -> None:
-        """Clears `no_space` if there is room for a block of the largest size again."""
+        """Resets `no_space` to false if the disk has room again for a block of the largest size."""
         try:
             await self._filler.run(self._segments.check_room, self._block_bytes_max)
         except disk.NoSpace:

@@ -69,7 +69,7 @@ class IntegerIntervals:
         self._lasts[low:high] = [b for _, b in kept]
 
     def intersect(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Returns the parts of first .. last that are in the set, as intervals."""
+        """Returns the integers of first .. last that are in the set, as intervals."""
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
         return [(max(self._firsts[i], first), min(self._lasts[i], last)) for i in range(low, high)]
@@ -95,7 +95,7 @@ RELEASE_SLICE = 256
 
 
 class EntryTable:
-    """The entries of one half of the memtable, by ledger."""
+    """One of the two tables of the memtable: its entries, by ledger."""
 
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
@@ -106,7 +106,8 @@ class EntryTable:
         self.entries = 0
 
     def entries_of(self, ledger: int) -> dict[int, Stored]:
-        """Returns the ledger's entries, to which the caller may add entries; it must then call `count_added`."""
+        """Returns the dictionary of the ledger's entries. The caller may add entries to the dictionary and must then
+        call `count_added`."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
@@ -123,8 +124,8 @@ class EntryTable:
 
 
 class Memtable:
-    """The memtable: an active table, which accepts inserts, and a second table while that one is flushed to the
-    disk."""
+    """The stored entries that are in memory and not yet in an entry log: an active table, which accepts new entries,
+    and a second table while that one is flushed to the disk."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -145,7 +146,8 @@ class Memtable:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_entries(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        """Inserts entries (id, stored, bytes), `size` bytes together, into the active table; returns the largest id."""
+        """Inserts entries (id, stored, bytes) of a ledger into the active table; `size` is the sum of their bytes.
+        Returns the largest entry id."""
         active = self.active
         table = active.ledgers.get(ledger)
         if table is None:
@@ -183,7 +185,7 @@ class Memtable:
                     table.refused.setdefault(ledger, IntegerIntervals()).add(entry, entry)
 
     def mark_durable(self, ledger: int, entries: Iterable[int]) -> None:
-        """Records that these refused entries are durable after all."""
+        """Records that these entries, for which the journal had no room, have become durable in another way."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:
@@ -209,12 +211,13 @@ class Memtable:
         self.flushing = None
 
     def discard(self, ledger: int) -> None:
-        """Removes a deleted ledger's entries from the active table."""
+        """Removes the entries of a deleted ledger from the active table."""
         self.active.ledgers.pop(ledger, None)
         self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """Checks that sizes are not negative, no ledger is empty, and each refused entry is in its table."""
+        """Checks the invariants: sizes are not negative, no ledger in a table is empty, and each refused entry is in
+        its table."""
         for table in self._tables:
             assert table.size_bytes >= 0
             assert all(table.ledgers.values())

@@ -51,8 +51,8 @@ PAGES_MAX = 64
 
 
 class EntrySearch:
-    """The search for one entry. `next_extent_to_search` is called until it returns None: then every place was
-    searched."""
+    """A search for one entry in the entry logs. The caller calls `next_extent_to_search` until it returns None; then
+    every place where the entry could be has been returned."""
 
     def __init__(self, index: EntryLogIndex, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -66,8 +66,8 @@ class EntrySearch:
         self.damaged = False
 
     async def next_extent_to_search(self) -> ExtentPlace | None:
-        """Returns the next extent whose range includes the entry, the likeliest extent first. Returns None after the
-        last one."""
+        """Returns the next extent that may contain the entry, because its range of ids includes the entry; the
+        likeliest extent comes first. Returns None after the last extent."""
         while not self._found:
             if not self._logs:
                 return None
@@ -98,9 +98,10 @@ class EntrySearch:
 async def load_run(
     index: EntryLogIndex, reader: EntryLogReader, worker: Worker, number: int, ledger: int
 ) -> tuple[LedgerExtents, bool]:
-    """Returns the extents of the ledger in that log that can be read, and whether these are all of its extents. Caches
-    a complete result. A second caller for the same ledger waits while the first one loads them, because a recovery
-    reads an entry and the next one at the same time. Raises OSError if no file descriptor is free."""
+    """Returns the extents of the ledger in log `number` that can be read, and whether these are all extents that the
+    log has of the ledger. Caches a complete result. A second caller for the same ledger waits while the first one loads
+    the extents, because a recovery reads an entry and the next one at the same time. Raises OSError if no file
+    descriptor is free."""
     missing = index.find_run(number, ledger)
     if isinstance(missing, MissingIndexPages) and (other := index.loading.get((number, ledger))) is not None:
         await asyncio.wait([other])
@@ -157,9 +158,8 @@ async def _load(
 
 
 class StoredEntryFinder:
-    """Finds which entries the bookie has. `sealed` waits until the journal has synced, or refused, what was enqueued
-    before the call.
-    """
+    """Finds which entries of a ledger this bookie has stored. `sealed` waits until the journal has synced, or refused,
+    all records that were enqueued before the call."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -174,9 +174,8 @@ class StoredEntryFinder:
         self._worker = worker
 
     async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
-        """Returns which of the entries `first … last` are durable here; none if the ledger is deleted. Waits for the
-        journal if some are in memory.
-        """
+        """Returns which of the entries `first … last` are durable at this bookie; none if the ledger is deleted. Waits
+        for the journal if some of the entries are only in memory."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return IntegerIntervals()
@@ -259,16 +258,15 @@ _ENTRIES_MAX = 1 << 20
 
 
 class ReadAheadWorker(NamedTuple):
-    """A worker that reads chunks ahead, one after the other, and the files and memory that only it uses."""
+    """A worker thread that reads chunks ahead, one after the other, with a reader that only this worker uses."""
 
     reader: EntryLogReader
     worker: Worker
 
 
 class Chunk(NamedTuple):
-    """Entries from `entry` on that are being read ahead. `entries`: their expected number; None if it is unknown until
-    they are read.
-    """
+    """A run of entries, from `entry` on, that is being read ahead. `entries`: the expected number of entries; None if
+    the number is unknown until they are read."""
 
     entry: int
     entries: int | None
@@ -276,9 +274,8 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """The entries that are read ahead for one sequential reader: ready entries first, then chunks, each of which begins
-    where the previous one ends. The next chunk to be read begins at entry `after`.
-    """
+    """The entries that are read ahead for one sequential reader: first the entries that are ready, then chunks that are
+    being read; each chunk begins where the previous one ends. The next chunk to be read begins at entry `after`."""
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
@@ -298,13 +295,12 @@ class SequentialRead:
 
     @property
     def is_chunk_due(self) -> bool:
-        """Returns whether no entry is ready and the first chunk is done: `accept_chunk` may be called."""
+        """Returns True if no entry is ready and the first chunk has been read: then `accept_chunk` may be called."""
         return not self.ready_entries and bool(self.chunks) and self.chunks[0].read.done()
 
     def accept_chunk(self) -> None:
-        """Makes the entries of the first chunk ready. Drops all further chunks if it has fewer entries than expected,
-        because then the next entry is unknown.
-        """
+        """Makes the entries of the first chunk ready. If this chunk has fewer entries than expected, drops all further
+        chunks, because the entry after it is unknown."""
         assert not self.ready_entries
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -319,7 +315,8 @@ class SequentialRead:
             self.after = entry + len(self._ready)
 
     def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
-        """Removes and returns ready entries: at most `count`, about `bytes_max`, at least one if any is ready."""
+        """Removes and returns ready entries: at most `count`, of about `bytes_max` together, and at least one if any is
+        ready."""
         if not self.ready_entries:
             return []
         before = self._ends[self._at]
@@ -331,7 +328,7 @@ class SequentialRead:
 
 
 class ReadAhead:
-    """Reads entries ahead for sequential readers, in bounded memory."""
+    """Reads entries ahead for clients that read a ledger sequentially, and bounds the memory for these entries."""
 
     def __init__(
         self, index: EntryLogIndex, lanes: Sequence[ReadAheadWorker], bytes_max: int, chunk_bytes: int
@@ -342,18 +339,16 @@ class ReadAhead:
         self._streams: LruCache[tuple[int, int], SequentialRead] = LruCache(bytes_max)
 
     def take_entries_read_ahead(self, ledger: int, entry: int) -> SequentialRead | None:
-        """Removes and returns the entries read ahead from `entry` on, which then belong to the caller; None if there
-        are none.
-        """
+        """Removes and returns the entries that were read ahead for a reader whose next entry is `entry`; the caller
+        then owns them. Returns None if no entries were read ahead there."""
         stream = self._streams.get((ledger, entry))
         if stream is not None:
             self._streams.pop((ledger, entry))
         return stream
 
     def read_ahead(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
-        """Caches `stream` (None: a new one) until the next read, which is expected to begin at `entry`, and reads more
-        chunks ahead.
-        """
+        """Reads more chunks of `stream` ahead (None: of a new stream), and caches the stream until the next read, which
+        is expected to begin at `entry`."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
@@ -436,7 +431,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
-    """The result of a read: status, entries, and the ledger's LAC."""
+    """The result of a read: its status, the entries, and the ledger's last-add-confirmed (LAC)."""
 
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
@@ -444,7 +439,7 @@ class ReadResult(NamedTuple):
 
 
 class LacResult(NamedTuple):
-    """The LAC of a ledger and its last stored entry."""
+    """The result of reading a ledger's last-add-confirmed (LAC): the status, the LAC, and the last stored entry."""
 
     status: Status
     lac: int
@@ -452,7 +447,7 @@ class LacResult(NamedTuple):
 
 
 class StoreReads:
-    """The reads of a store. `worker` reads files with `reader`; `lanes` read ahead."""
+    """Handles the reads of a store. `worker` reads files with `reader`; the workers `lanes` read ahead."""
 
     def __init__(
         self, descriptors: LedgerDescriptors, memtable: Memtable, index: EntryLogIndex, reader: EntryLogReader,
@@ -475,9 +470,8 @@ class StoreReads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """Returns the ledger's LAC. Returns UNKNOWN in limbo: a larger LAC may be lost, and recovery takes any other
-        answer for the LAC of a fenced bookie.
-        """
+        """Returns the ledger's last-add-confirmed (LAC). Returns the status UNKNOWN in limbo: the bookie may have lost
+        a larger LAC, and a recovery takes any other answer as the true LAC of a fenced bookie."""
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -503,7 +497,7 @@ class StoreReads:
         return self._miss(ledger, entry) if self._index.is_certainly_absent(ledger, entry) else None
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read` if memory alone can answer; returns None if the disk is needed."""
+        """Reads entries like `read`, but only from memory. Returns None if the read needs the disk."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -516,10 +510,10 @@ class StoreReads:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
-        the status that says why there is none.
+        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
+        together. If the first entry cannot be returned, returns the status that says why.
 
-        BUSY: no file descriptor is free, which says nothing about the entry.
+        BUSY: no file descriptor is free; this says nothing about the entry.
         """
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
@@ -622,9 +616,9 @@ class StoreReads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Reads an entry from the logs, not from memory or caches. OK: a log has a good copy. UNKNOWN: a copy is
-        damaged, or cannot be read. NO_SUCH_ENTRY: no log has one. Raises OSError if no file descriptor is free.
-        """
+        """Reads an entry from the entry logs, not from memory or caches, and verifies its checksum. Returns OK if a log
+        has a good copy, UNKNOWN if a copy is damaged or cannot be read, NO_SUCH_ENTRY if no log has a copy. Raises
+        OSError if no file descriptor is free."""
         while True:
             generation = self._index.generation
             search = EntrySearch(self._index, self._reader, self._worker, ledger, entry)
@@ -647,8 +641,8 @@ class StoreReads:
             return ExtentReadResult(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
-        """Returns the place of this extent in the log, and its table as stored on the disk (None: the table is
-        damaged). Returns None if the index does not have the extent."""
+        """Returns the place of the extent in log `number`, and the extent's table as it is stored on the disk (None:
+        the table is damaged). Returns None if the index does not have the extent."""
         search = EntrySearch(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next_extent_to_search()) is not None:
             if place.log == number and place.extent == extent:
@@ -662,7 +656,7 @@ class StoreReads:
         await self._ahead.close_log(log)
 
     async def close(self) -> None:
-        """Closes the files after the reads that are under way."""
+        """Closes the files after the reads that are in progress have ended."""
         await self._worker.run(self._reader.close)
         await self._ahead.close()
 

@@ -90,7 +90,8 @@ _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 
 
 class JournalPosition(NamedTuple):
-    """A position in the journals: byte `offset` of journal `journal`; journals with smaller ids are before it."""
+    """A position in a store's journal: the byte `offset` in the journal file with the id `journal`. Files with smaller
+    ids come before."""
 
     journal: int
     offset: int
@@ -109,7 +110,7 @@ def _numbers(names: list[str]) -> list[int]:
 
 
 class Segment(msgspec.Struct):
-    """The journal file to which blocks are written."""
+    """The journal file to which blocks are written now."""
 
     file: File
     number: int
@@ -118,9 +119,8 @@ class Segment(msgspec.Struct):
 
 
 class Segments:
-    """The directory of the journal files. Methods that wait for the disk must run in a worker, where their docstrings
-    say so.
-    """
+    """Manages the directory of the journal files: makes, recycles and removes them. Methods whose docstrings say so
+    wait for the disk and must run in a worker."""
 
     def __init__(
         self,
@@ -152,7 +152,8 @@ class Segments:
         self.counters = {"recycled": 0, "filled": 0}
 
     def adopt_spare_files(self) -> None:
-        """At a start: removes half-filled files of the last process and adopts its spares. Must run in a worker."""
+        """Called at a start: removes the spare files that the last process did not finish filling, and adopts its
+        finished spare files. Must run in a worker."""
         for name in self._files.list_directory(self._directory):
             path = join_path(self._directory, name)
             if name.startswith(FILLING):
@@ -167,9 +168,8 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ a journal begins
     def make_segment(self, spare: str, previous: JournalPosition) -> Segment:
-        """Makes the file `spare` ("": a new small file) the journal after `previous`. Must run in a worker. Raises
-        NoSpace.
-        """
+        """Turns the spare file `spare` into the journal file after `previous`; if `spare` is "", makes a new small
+        file. Must run in a worker. Raises NoSpace."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
@@ -216,8 +216,8 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ spares
     def start_making_spare(self) -> None:
-        """Starts to make a spare journal file in the background. Does nothing if there is a spare, or one is being
-        made."""
+        """Starts to make a spare journal file in the background. Does nothing if there is a spare file already, or one
+        is being made."""
         if not self.spares and self._filling is None:
             filling = disk.run_or_die(self._files, "journal segment", self._fill())
             self._filling = asyncio.create_task(filling, name="journal-fill")
@@ -261,7 +261,7 @@ class Segments:
             self._files.remove(path)
 
     def check_room(self, size: int) -> None:
-        """Raises NoSpace if there is no room for `size` bytes. Must run in a worker."""
+        """Raises NoSpace if the disk has no room for `size` bytes. Must run in a worker."""
         path = join_path(self._directory, f"{FILLING}probe")
         try:
             file = self._create(path)
@@ -274,10 +274,11 @@ class Segments:
 
     # ------------------------------------------------------------------------------------ release
     def release(self, position: JournalPosition) -> None:
-        """Recycles or removes the journals before `position`. The mark with this position must be durable. Must run in
-        a worker.
+        """Recycles or removes the journal files before `position`. The checkpoint mark with this position must be
+        durable. Must run in a worker.
 
-        After a crash here, or if no descriptor was free, the next release or start handles the files that are left.
+        If the process crashes during this call, or if no file descriptor was free, the next call or the next start
+        recycles or removes the files that are left.
         """
         for number in _numbers(disk.list_removable(self._files, self._directory)):
             if number >= position.journal:
@@ -309,14 +310,14 @@ blocks."""
 
 
 class ReplayedBlock(NamedTuple):
-    """The records of a replayed block, and the position after the block."""
+    """The records of a replayed journal block, and the position after the block."""
 
     records: BlockRecords
     end: JournalPosition  # after the block
 
 
 class Damage(NamedTuple):
-    """Bytes that were durable and cannot be read. Their content is unknown."""
+    """A range of bytes that were durable and cannot be read any more. Their content is unknown."""
 
     path: str
     offset: int
@@ -332,7 +333,7 @@ class _Source(NamedTuple):
 
 
 class JournalReader:
-    """Reads all blocks from `start` to the last one that counts."""
+    """Reads all blocks of the journal, from the position `start` to the last valid block."""
 
     def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
@@ -348,7 +349,8 @@ class JournalReader:
         self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
 
     def read_blocks(self, bytes_max: int) -> list[ReplayedBlock]:
-        """Returns the next blocks, of about `bytes_max` together. Sets `finished` when it returns the last ones."""
+        """Reads and returns the next blocks, of about `bytes_max` together. Sets `finished` when it returns the last
+        blocks."""
         found: list[ReplayedBlock] = []
         size = 0
         while size < bytes_max and not self.finished:

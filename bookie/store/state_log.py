@@ -34,7 +34,8 @@ Fact = Tombstone | QuarantinedEntries | QuarantineEnd | LimboRow | DrainedLog
 
 
 class StateLog:
-    """The facts that a bookie must never lose, such as tombstones and quarantined entries. Kept in memory."""
+    """The facts that a bookie must never lose, such as tombstones and quarantined entries. The object keeps them in
+    memory; checkpoints write them to the ledger index."""
 
     def __init__(self) -> None:
         self.tombstones = IntegerIntervals()
@@ -45,12 +46,12 @@ class StateLog:
         self._changes: list[State] = []
 
     def add_fact(self, fact: Fact) -> None:
-        """Adds a new fact: it applies from now on, and is durable with the next checkpoint."""
+        """Adds a new fact. The fact is in force from now on, and durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """Applies a fact that is durable already."""
+        """Puts a fact into force in memory without recording it as a change, because the fact is durable already."""
         match fact:
             case Tombstone(first, last):
                 self.tombstones.add(first, last)
@@ -76,15 +77,13 @@ class StateLog:
         self.add_fact(QuarantinedEntries(ledger, first, last))
 
     def end_quarantine(self, ledger: int, first: int, last: int) -> None:
-        """Ends the quarantine of these entries: the log has good copies of them, or the running checkpoint writes them
-        there.
-        """
+        """Ends the quarantine of the entries `first … last`, because an entry log has good copies of them, or the
+        running checkpoint writes good copies there."""
         self.add_fact(QuarantineEnd(ledger, first, last))
 
     def end_stored_quarantine(self, ledgers: dict[int, dict[int, Stored]]) -> None:
-        """Ends the quarantine of those of these entries that are quarantined: the running checkpoint writes good copies
-        of all of them to the entry log.
-        """
+        """Ends the quarantine of all entries in `ledgers` that are quarantined, because the running checkpoint writes
+        good copies of these entries to the entry log."""
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
             for entry in sorted(ledgers[ledger]):
                 if self.is_quarantined(ledger, entry):
@@ -95,7 +94,7 @@ class StateLog:
         return known is not None and entry in known
 
     def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
-        """Returns (first, last) of each run of the ledger's quarantined entries, ascending."""
+        """Returns (first, last) of each run of quarantined entries of the ledger, in ascending order."""
         return list(self._quarantined.get(ledger, ()))
 
     def quarantined_ledgers(self) -> list[int]:
@@ -135,7 +134,8 @@ class StateLog:
         ]
 
     def all_facts(self) -> list[State]:
-        """Returns all facts in as few records as possible, including those that `take_changes` did not return yet."""
+        """Returns all facts in as few records as possible, including the new facts that `take_changes` has not returned
+        yet."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
@@ -145,7 +145,7 @@ class StateLog:
         return facts + [DrainedLog(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
-        """Returns a copy, for a worker."""
+        """Returns a copy of all facts, for use in a worker thread."""
         new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
@@ -153,9 +153,8 @@ class StateLog:
         return new
 
     def check_facts(self, ledgers: Iterable[int]) -> None:
-        """Checks that no ledger of `ledgers` has a tombstone, no deleted one is quarantined, and every ledger in limbo
-        is fenced.
-        """
+        """Checks the invariants: no ledger of `ledgers` has a tombstone, no deleted ledger has quarantined entries, and
+        every ledger in limbo is fenced."""
         self.tombstones.check()
         assert all(ledger not in self.tombstones for ledger in ledgers)
         assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())
@@ -193,7 +192,8 @@ T = TypeVar("T")
 
 
 class DataLossNote(msgspec.Struct, frozen=True):
-    """The file that records the data losses that a start found; `settled` is true once the limbo is durable."""
+    """The content of the file that records the data losses that a start found. `settled` is true once the limbo that
+    follows from these losses is durable."""
 
     reasons: tuple[str, ...]
     settled: bool = False
@@ -204,7 +204,8 @@ async def largest_ledger_id() -> int:
 
 
 class DirectoryFacts(NamedTuple):
-    """The facts that the cookie and the metadata have about a data directory when it is opened."""
+    """The facts that the cookie and the metadata have about a data directory at the moment when the directory is
+    opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -212,7 +213,8 @@ class DirectoryFacts(NamedTuple):
 
 
 class DataLossLog:
-    """The data losses that this start or an earlier one found. All calls must come from a worker, except `add_loss`."""
+    """Records the data losses that this start or an earlier start found, in a file. All calls must come from a worker,
+    except `add_loss`."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -223,7 +225,7 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """Reads the data losses that an earlier start found."""
+        """Reads the file with the data losses that an earlier start found."""
         if not self._files.exists(self._path):
             return
         try:
@@ -265,7 +267,8 @@ class DataLossLog:
 
 
 def read_or_damaged(path: str, read: Callable[[], T]) -> T:
-    """Returns what `read` returns. Raises Damaged also if the disk cannot read a sector."""
+    """Returns the result of calling `read`. Raises DamagedFile, also if the disk cannot read a sector of the file
+    `path`."""
     try:
         return read()
     except OSError as error:

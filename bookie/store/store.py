@@ -61,7 +61,7 @@ from .state_log import DataLossLog, DirectoryFacts
 
 
 class StoreConfig(msgspec.Struct, frozen=True):
-    """Settings of a bookie's store."""
+    """The settings of a bookie's store."""
 
     memtable_bytes: int = 64 << 20  # a checkpoint begins at this size; memory holds at most three times this
     checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
@@ -112,13 +112,13 @@ class StoreWorkers(msgspec.Struct, frozen=True):
         )
 
     async def close(self) -> None:
-        """Ends the threads after the calls that are queued there."""
+        """Ends the worker threads after the calls that are queued for them."""
         for worker in (*self.journal, self.flush, self.read, self.compact, *self.ahead):
             await worker.close()
 
 
 class LoadedStore(msgspec.Struct, frozen=True):
-    """The parts of a store after its files are loaded; all of their content is durable."""
+    """The parts of a store after its files are loaded. All of their content is durable."""
 
     workers: StoreWorkers
     losses: DataLossLog
@@ -137,7 +137,7 @@ class LoadedStore(msgspec.Struct, frozen=True):
 async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: DirectoryFacts, workers: StoreWorkers
 ) -> LoadedStore:
-    """Loads a store: does steps 1 to 5 of its start. Raises ForeignFile, NewerFormat or NoSpace."""
+    """Loads a store from its directory: does steps 1 to 5 of its start. Raises ForeignFile, NewerFormat or NoSpace."""
     files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.load_files, files, directory, uuid, losses)
@@ -200,9 +200,8 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Schedules the checkpoints of one store. Calls `on_room` when adds may be admitted again, and when a checkpoint
-    found no free file descriptor: adds that wait for the checkpoint are then refused.
-    """
+    """Schedules the checkpoints of one store. Calls `on_room` when adds may be admitted again, and also when a
+    checkpoint found no free file descriptor: adds that wait for that checkpoint are then refused."""
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: DiskHeadroom, memtable: Memtable,
@@ -228,14 +227,14 @@ class CheckpointScheduler:
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
-        """Waits for the checkpoint that is under way; none begins afterwards."""
+        """Waits for the checkpoint that is in progress. No checkpoint begins afterwards."""
         self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
         await self._task
 
     def schedule_if_due(self) -> None:
-        """Schedules a checkpoint if one is due; called after each sync."""
+        """Schedules a checkpoint if one is due. Must be called after each sync of the journal."""
         if self._memtable.is_due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
@@ -251,7 +250,8 @@ class CheckpointScheduler:
         asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
-        """Moves everything that is in memory now to the entry log. Raises NoSpace if the disk is full."""
+        """Makes a checkpoint: writes all entries that are in memory now to the entry log. Raises NoSpace if the disk is
+        full."""
         try:
             await self.flush()
         except asyncio.CancelledError:
@@ -296,7 +296,8 @@ __all__ = ["Store", "StoreConfig", "StorePorts"]
 
 
 class StorePorts(msgspec.Struct, frozen=True):
-    """The functions of its owner that a store calls; none is called before `Store.open` returns."""
+    """The callbacks of a store: functions of its owner that the store calls. None of them is called before `Store.open`
+    returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -304,9 +305,8 @@ class StorePorts(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The store of a data directory, made by `Store.open`. The caller must have locked the directory
-    (bookie/store/identity.py).
-    """
+    """The store of a bookie's data directory, made by `Store.open`: its journal, memtable, entry logs and ledger index.
+    The caller must have locked the directory (bookie/store/identity.py)."""
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: LoadedStore, ports: StorePorts
@@ -374,8 +374,8 @@ class Store:
         known: DirectoryFacts | None = None,
         ports: StorePorts | None = None,
     ) -> Store:  # fmt: skip
-        """Starts a store (store/boot.py), which serves when this returns. Raises ForeignFile, NewerFormat or NoSpace.
-        """
+        """Starts a store (store/boot.py) and returns it; the store then serves reads and adds. Raises ForeignFile,
+        NewerFormat or NoSpace."""
         config, known, ports = config or StoreConfig(), known or DirectoryFacts(), ports or StorePorts()
         workers = StoreWorkers.start(world.workers)
         try:
@@ -404,7 +404,7 @@ class Store:
     async def close(self) -> None:
         """Closes the journal, makes a last checkpoint so that the next start replays nothing, and closes the files.
 
-        Completes even if the caller is cancelled; a second caller waits for the same end.
+        The close completes even if the caller is cancelled; a second caller waits until the first close has ended.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._shut_down(), name="bookie-store-close")
@@ -425,7 +425,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """Adds one entry, like `add_many`."""
+        """Adds one entry to a ledger. The parameters and the result are as those of `add_many`."""
         return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
     def add_many(
@@ -493,22 +493,23 @@ class Store:
         return Status.OK
 
     def is_fenced(self, ledger: int, key: bytes) -> bool:
-        """Returns whether the ledger has this key and key and fence are both durable: nothing is left to be written."""
+        """Returns True if the ledger has this key, and both the key and the fence are durable: then nothing remains to
+        be written."""
         descriptor = self.descriptors.get(ledger)
         return (
             descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.has_key(key)
         )
 
     def is_fence_durable(self, ledger: int) -> bool:
-        """Returns whether the fence is durable or the ledger deleted; to be called when the seal after `fence` is done.
-        """
+        """Returns whether the fence of the ledger is durable, or the ledger is deleted. Must be called when the seal
+        after `fence` is done."""
         descriptor = self.descriptors.get(ledger)
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """Sets an explicit LAC of the ledger. Returns OK if it is set in memory; it is durable when the next `seal` is
-        done. Only the largest LAC of a ledger in a seal is written.
-        """
+        """Sets an explicit last-add-confirmed (LAC) of the ledger. Returns OK if the LAC is set in memory; it is
+        durable when the next `seal` is done. If a ledger gets several LACs before a seal, only the largest is
+        written."""
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
@@ -520,15 +521,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def end_quarantine(self, ledger: int, first: int, count: int) -> None:
-        """Ends the quarantine of `count` entries from `first` on, because they were read and verified."""
+        """Ends the quarantine of the `count` entries from `first` on, because good copies of them were read and
+        verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.end_quarantine(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Leaves limbo, because all lost data was restored or given up. Durable when this returns. Raises NoSpace: then
-        limbo continues.
-        """
+        """Ends limbo, because all lost data was restored or given up. The end of limbo is durable when this returns.
+        Raises NoSpace: then limbo continues."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -540,14 +541,15 @@ class Store:
 
     @property
     def limbo_losses(self) -> Sequence[str]:
-        """Returns the losses that a start found, as long as the store is in limbo because of them."""
+        """Returns the losses because of which the store is in limbo, as the start that found them recorded them; none
+        if the store is not in limbo."""
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """Seals all intents since the last seal into one journal group: calls `done(True)` when they are durable,
-        `done(False)` if there was no room for them.
+        """Seals all intents since the last seal into one journal group. Calls `done(True)` when these intents are
+        durable, `done(False)` if the disk had no room for them.
 
-        A refusal of an earlier seal is not reported again; `wait_durable` includes it. The journal calls `_sealed`
+        Does not report the refusal of an earlier seal again; `wait_durable` includes it. The journal calls `_sealed`
         before `done`.
         """
         for ledger, lac in self._lacs.items():
@@ -578,15 +580,16 @@ class Store:
             self.room.on_no_space()
 
     async def seal_and_wait(self) -> bool:
-        """Seals like `seal`, and waits. Returns the value for `done`."""
+        """Seals like `seal`, and waits for the result. Returns True if the intents are durable, False if the disk had
+        no room for them."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
     async def wait_durable(self, ledger: int) -> bool:
-        """Waits for the journal. Returns whether everything of the ledger that can be read now is durable. If not, the
-        disk was full and a part is only in memory: a checkpoint, or adding that part again, makes it durable.
-        """
+        """Waits until the journal has written what was enqueued. Returns whether all entries of the ledger that can be
+        read now are durable. False: the disk was full and some of them are only in memory; a checkpoint, or adding
+        these entries again, makes them durable."""
         return await self.seal_and_wait() and not self.memtable.refused_runs_of_ledger(ledger)
 
     # ------------------------------------------------------------------------------------ reads
@@ -594,35 +597,39 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_from_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Reads like `read` if the read needs no disk access. Returns None if it does."""
+        """Reads entries like `read` if this needs no disk access. Returns None if the disk is needed."""
         return self._reads.read_from_memory(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, about `bytes_max`; or
-        why there is none.
-        """
+        """Returns the consecutive entries `entry`, `entry + 1`, …: at least one, at most `count`, of about `bytes_max`
+        together. If the first entry cannot be returned, returns the status that says why."""
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Returns OK if a log has a good copy of the entry; the other results: `StoreReads.verify`."""
+        """Reads an entry from the entry logs and returns OK if a log has a good copy. The other results are those of
+        `StoreReads.verify`."""
         return await self._reads.verify(ledger, entry)
 
     async def find_held(self, ledger: int, first: int, last: int) -> IntegerIntervals:
-        """Returns which of the entries `first … last` are durable here, according to memory and index (search.py)."""
+        """Returns which of the entries `first … last` are durable at this bookie, according to the memory and the index
+        (search.py)."""
         return await self._held.find_held(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, ExtentTable | None] | None:
-        """Returns the place of an extent of a log, and its table as it is on the disk (None: damaged)."""
+        """Returns the place of an extent in a log, and the extent's table as it is stored on the disk (None: the table
+        is damaged). Returns None if the index does not have the extent."""
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
-        """Returns the offset up to which the log's index file counts; None: to its end."""
+        """Returns the offset up to which the log's index file is committed. Returns None if the log is complete: then
+        the whole index file counts."""
         opened = {each.committed_state.number: each.committed_state.index_end for each in (self._log, self._cold)}
         return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping
     async def checkpoint(self) -> None:
-        """Moves everything that is in memory now to the entry log. Raises NoSpace if the disk is full."""
+        """Makes a checkpoint: writes all entries that are in memory now to the entry log. Raises NoSpace if the disk is
+        full."""
         await self._keeper.checkpoint()
 
     @property
@@ -632,7 +639,7 @@ class Store:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether an add is admitted now; otherwise it would be BUSY."""
+        """Returns whether the store admits an add now. If not, the answer to an add is BUSY."""
         return not (self.memtable.is_full or self._journal.is_full)
 
     @property
@@ -641,18 +648,18 @@ class Store:
 
     @property
     def is_flush_blocked(self) -> bool:
-        """Returns whether the last checkpoint found no room."""
+        """Returns whether the last checkpoint failed because the disk had no room."""
         return self.room.flush_blocked
 
     @property
     def is_short_of_descriptors(self) -> bool:
-        """Returns whether the last checkpoint found no free file descriptor."""
+        """Returns whether the last checkpoint failed because no file descriptor was free."""
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Writes tombstones of deleted ledgers. Returns True if they are durable: only then may their data be deleted
-        (§2.6); False if the journal had no room for all of them, which a later checkpoint makes durable.
-        """
+        """Writes tombstones of deleted ledgers. Returns True if the tombstones are durable: only then may the data of
+        these ledgers be deleted (§2.6). Returns False if the journal had no room for all of them; a later checkpoint
+        makes them durable."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds

@@ -46,8 +46,9 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """Decides which operations callers may call. `get_rights` returns the grants of a namespace, `read_administrators`
-    the administrators of a tenant, `loaded` the topics that this broker has loaded."""
+    """Decides which operations a caller may call. `get_rights` is a function that returns the grants of a namespace,
+    `read_administrators` one that returns the administrators of a tenant, `loaded` one that returns the topics that
+    this broker has loaded."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -71,8 +72,8 @@ class Authorizer:
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
         audited: bool = True,
     ) -> None:  # fmt: skip
-        """Raises Unauthorized if the caller lacks the permission; Unavailable if the grants cannot be read. `audited`:
-        the audit log has the refusal."""
+        """Raises Unauthorized if the caller does not have the permission; raises Unavailable if the grants cannot be
+        read. `audited`: a refusal is written to the audit log."""
         if may_call_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -104,8 +105,8 @@ class Authorizer:
         return why_denied(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def make_topic_filter(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
-        """Returns a function that returns whether the caller may see a topic of the namespace, by its full name. A
-        caller sees the topics that it may look up."""
+        """Returns a function that takes the full name of a topic of the namespace, and returns True if the caller may
+        see the topic. A caller sees the topics that it may look up."""
         if may_call_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)
@@ -124,9 +125,9 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def on_grants_changed(self, tenant: str, namespace: str) -> None:
-        """Called when grants have changed: decides again, in a task, about all producers and consumers that are
-        connected to topics of the namespace. An empty `namespace` means all of the tenant; an empty `tenant` means all
-        tenants."""
+        """Called when grants have changed. Starts a task that decides again about all producers and consumers that are
+        connected to topics of the namespace. An empty `namespace` means all namespaces of the tenant; an empty `tenant`
+        means all tenants."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
@@ -187,6 +188,8 @@ def may_call_everything(principal: Principal) -> bool:
 
 
 def make_unauthorized(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
+    """Returns the Unauthorized error for a caller that does not have the permission. `what` names the object, `why` is
+    the reason."""
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
 
 
@@ -216,8 +219,8 @@ def with_grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[st
 
 
 def without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
-    """Returns the record without the role's grants at the topic; with an empty `topic`, without those at the
-    namespace."""
+    """Returns the record without the grants of the role at the topic. If `topic` is empty, returns the record without
+    the grants of the role at the namespace."""
     if not topic:
         return replace(record, roles=_without(record.roles, role))
     topics = {**record.topics, topic: _without(record.topics.get(topic, {}), role)}
@@ -225,8 +228,8 @@ def without_grant(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
 
 
 def with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
-    """Returns the record in which these roles, and no others, may use the subscription. Raises InvalidRequest if no
-    role is given."""
+    """Returns the record in which only the given roles may use the subscription. Raises InvalidRequest if no role is
+    given."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -236,7 +239,7 @@ def with_subscription_roles(record: GrantsRecord, subscription: str, roles: Sequ
 
 
 def without_subscription_roles(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
-    """Returns the record without these roles in the subscription's list. With its last role the list is removed, and
+    """Returns the record in which the given roles are removed from the roles of the subscription. When no role is left,
     the subscription accepts every consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
     lists = {**record.subscriptions, subscription: left}
@@ -288,8 +291,8 @@ Changed = Callable[[str, str], None]
 
 
 class AccessGrants:
-    """The grants of namespaces and the administrators of tenants, read from the metadata and kept current by
-    watches."""
+    """Caches the grants of namespaces and the administrators of tenants. They are read from the metadata and kept
+    current by watches."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
@@ -301,7 +304,7 @@ class AccessGrants:
         self._background = Supervisor()
 
     async def open(self) -> None:
-        """Starts the watches: changes after this are noticed."""
+        """Starts the watches of the metadata: this object sees every later change."""
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
             self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
@@ -311,8 +314,8 @@ class AccessGrants:
 
     # ------------------------------------------------------------------ asking
     async def get_rights(self, name: NamespaceName) -> Rights:
-        """Returns the rights in a namespace; empty rights if the namespace or its tenant does not exist. Raises
-        Unavailable if the rights cannot be read."""
+        """Returns the grants of a namespace and the administrators of its tenant; returns none of either if the
+        namespace or the tenant does not exist. Raises Unavailable if they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -328,12 +331,13 @@ class AccessGrants:
         return found
 
     async def read_record(self, name: NamespaceName) -> GrantsRecord:
-        """Returns the grants of a namespace, read from the metadata."""
+        """Reads the record with the grants of a namespace from the metadata and returns it."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
     async def read_administrators(self, tenant: str) -> frozenset[str]:
-        """Returns the administrators of the tenant, read from the metadata; none if the tenant does not exist."""
+        """Reads the administrators of the tenant from the metadata and returns them; returns none if the tenant does
+        not exist."""
         found = await get_record(self._metadata, paths.tenant(tenant), TenantRecord)
         return frozenset(found[0].admin_roles) if found is not None else frozenset()
 
@@ -343,16 +347,17 @@ class AccessGrants:
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
-        """Replaces the grants of a namespace by what `change` returns for the current ones. Raises InvalidRequest if
-        `change` raises it. When this returns, this broker decides by the new grants."""
+        """Replaces the record of grants of a namespace by the record that the function `change` returns for the current
+        one. Raises InvalidRequest if `change` raises it. After this call this broker decides by the new grants."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._discard(name.tenant, name.namespace)
 
     async def delete_topic(self, topic: TopicName, *still: Check) -> None:
         """Deletes the grants of a topic. Must be called before the topic's record is deleted, so that a later topic of
-        that name does not inherit them. Raises BadVersion if a check in `still` fails: the name is another topic's by
-        now; Unavailable if others change the namespace's grants all the time."""
+        the same name does not inherit the grants. Raises BadVersion if a check in `still` fails, because the name
+        belongs to another topic by now; raises Unavailable if others change the grants of the namespace all the
+        time."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

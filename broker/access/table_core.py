@@ -67,7 +67,7 @@ Granted = Mapping[str, tuple[str, ...]]
 
 
 class Right(Enum):
-    """A right at a topic or a namespace, which a grant gives to a role."""
+    """An action on a topic or a namespace that a grant permits to a role."""
 
     LOOKUP = "produce or consume"
     PRODUCE = "produce"
@@ -75,7 +75,8 @@ class Right(Enum):
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The grants of a namespace and the administrators of its tenant, by which rights in the namespace are decided."""
+    """The grants of a namespace and the administrators of its tenant. Permissions in the namespace are decided from
+    both."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
     roles: Granted = {}  # at the namespace
@@ -87,8 +88,8 @@ class Rights(msgspec.Struct, frozen=True):
 def why_denied(
     role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Returns why the role does not have the right; empty if it has. `topic`: the full name of a topic without
-    partition; empty: the right at the namespace."""
+    """Returns the reason why the role does not have the right; empty if the role has the right. `topic`: the full name
+    of a topic without partition; empty: the right at the namespace is asked for."""
     if not role:
         return "it has no role"
     if role in rights.admins:

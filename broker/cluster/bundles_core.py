@@ -40,13 +40,14 @@ ASSIGNED_MAX = 10_000
 
 
 class RandomSource(Protocol):
-    """The part of `random.Random` that placement uses. The caller gives it, so that tests can repeat a choice."""
+    """The part of `random.Random` that the choice of brokers uses. The caller passes the source, so that a test can
+    repeat a choice."""
 
     def randrange(self, stop: int, /) -> int: ...
 
 
 class RecentlyAssignedBundle(NamedTuple):
-    """A bundle that was assigned to a broker a moment ago, so that the broker's reported load does not include it
+    """A bundle that was assigned to a broker a moment ago. The load that the broker reports does not include the bundle
     yet."""
 
     broker: str
@@ -55,15 +56,16 @@ class RecentlyAssignedBundle(NamedTuple):
 
 
 class Placement:
-    """Chooses brokers for bundles, and remembers what it assigned lately."""
+    """Chooses the broker that gets a bundle, and counts bundles that were assigned a moment ago in addition to the
+    reported loads."""
 
     def __init__(self, rng: RandomSource) -> None:
         self._rng = rng
         self._assigned: dict[str, RecentlyAssignedBundle] = {}  # by path of the owner record, oldest first
 
     def choose_broker(self, path: str, brokers: Sequence[BrokerRecord], now_s: float) -> BrokerRecord | None:
-        """Returns the broker that should own the bundle with the owner record at `path`; None if none of `brokers` may
-        get bundles. The choice counts as assigned from now on."""
+        """Returns the broker that should own the bundle whose owner record is at `path`; None if no broker in `brokers`
+        may get bundles. The choice is counted as an assignment from now on."""
         candidates = [each for each in brokers if not each.draining]
         if not candidates:
             return None
@@ -97,14 +99,14 @@ class Placement:
 
 
 class LoadReport(NamedTuple):
-    """The load of a broker as it reports it."""
+    """The load of a broker, as the broker reports it to the others."""
 
     busy_percent: int  # of one core, by its process
     bundles: int  # owned, and coordinators
 
     def differs_enough_to_report(self, told: BrokerRecord) -> bool:
-        """Returns True if the load differs noticeably from the load that was reported last. So an idle broker writes
-        nothing to the metadata."""
+        """Returns True if this load differs noticeably from `told`, the load that was reported last. Thus an idle
+        broker writes no reports to the metadata."""
         busy, bundles = abs(self.busy_percent - told.busy_percent), abs(self.bundles - told.bundles)
         return busy >= BUSY_APART / 2 or bundles > told.bundles // 10
 
@@ -119,11 +121,13 @@ def bundle_name_of_topic(topic: TopicName, bundles: int) -> str:
 
 
 def bundle_number(topic: TopicName, bundles: int) -> int:
+    """Returns the number of the bundle to which the topic belongs, in a namespace with `bundles` bundles."""
     return crc32(topic.full.encode()) * bundles // HASHES
 
 
 @lru_cache(maxsize=BUNDLES_MAX)
 def bundle_name(number: int, bundles: int) -> str:
+    """Returns the name of the bundle with this number, in a namespace with `bundles` bundles."""
     assert 0 <= number < bundles <= BUNDLES_MAX, "a bundle number is within the namespace's bundles"
     low = -(-number * HASHES // bundles)
     high = -(-(number + 1) * HASHES // bundles)

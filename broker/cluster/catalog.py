@@ -77,8 +77,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """The largest numbers of objects that may exist; 0: no limit. They are checked when an object is created; objects
-    that are created at the same time may exceed them."""
+    """The largest allowed numbers of tenants, namespaces, topics and other objects; 0: no limit. A limit is checked
+    when an object is created; objects that are created at the same time may exceed the limit."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -156,8 +156,8 @@ class Catalog:
         return found[0]
 
     async def get_cached_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """Returns the record of a namespace, at most KNOWN_S old. Use it for the number of bundles, which never changes
-        while the namespace exists."""
+        """Returns the record of a namespace as it was read at most KNOWN_S seconds ago. Callers must use only the
+        number of bundles of this record: that number never changes while the namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -208,8 +208,8 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the sorted full names of the persistent topics. A partitioned topic is listed once by its own name,
-        or with `partitions`, by the name of each partition."""
+        """Returns the full names of the persistent topics of a namespace, sorted. A partitioned topic is listed once by
+        its own name; if `partitions` is True, each of its partitions is listed instead."""
         await self.get_namespace(name)
         stored = [
             paths.decode_segment(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))
@@ -226,8 +226,9 @@ class Catalog:
         return sorted(found)
 
     async def list_non_persistent_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the full names of the partitioned non-persistent topics, or with `partitions`, of their partitions.
-        Non-persistent topics without partitions have no record: only their owners know them."""
+        """Returns the full names of the partitioned non-persistent topics of a namespace; if `partitions` is True, the
+        names of their partitions instead. A non-persistent topic without partitions is not listed: it has no record,
+        and only its owner knows it."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.count_partitions(topic) or 0 for topic in found]
@@ -242,8 +243,8 @@ class Catalog:
         ]
 
     async def count_partitions(self, topic: TopicName) -> int | None:
-        """Returns the number of partitions; 0: the topic is not partitioned; None: the topic does not exist. A
-        non-persistent topic without partitions exists as long as it is used."""
+        """Returns the number of partitions of the topic; 0: the topic is not partitioned; None: the topic does not
+        exist. A non-persistent topic without partitions exists while it is used."""
         if topic.persistent and await self._is_there(topic):
             return 0  # it is one or the other
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
@@ -256,8 +257,8 @@ class Catalog:
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def count_existing_partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions like `count_partitions`. Raises TopicNotFound if the topic does not
-        exist."""
+        """Returns the number of partitions of the topic (0: the topic is not partitioned), as `count_partitions` does.
+        Raises TopicNotFound if the topic does not exist."""
         found = await self.count_partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
@@ -287,9 +288,9 @@ class Catalog:
         return found if found is not None else policies.default_partitions
 
     async def ensure_topic(self, topic: TopicName) -> None:
-        """Checks that a topic or a partition may be used. Creates its record if the record is missing and automatic
-        creation is allowed; a non-persistent topic needs none. Raises TopicNotFound, also for a partition number that
-        the topic does not have, and NotAllowed if the topic is partitioned."""
+        """Checks that a topic or a partition may be used. Creates the missing record of the topic if automatic creation
+        is allowed; a non-persistent topic needs no record. Raises TopicNotFound if the topic does not exist and is not
+        created, or if it has no partition of this number; raises NotAllowed if the topic is partitioned."""
         if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.get_namespace(topic.namespace_name)
@@ -313,8 +314,9 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """Creates a topic; with 0 partitions, an unpartitioned one. Raises AlreadyExists, NotAllowed if the namespace
-        has too many topics, InvalidRequest if `partitions` is too large or `topic` is the name of a partition."""
+        """Creates a topic; if `partitions` is 0, a topic without partitions. Raises AlreadyExists if the topic exists,
+        NotAllowed if the namespace has its maximum of topics, InvalidRequest if `partitions` is too large or `topic` is
+        the name of a partition."""
         await self.get_namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -409,8 +411,9 @@ class Catalog:
         return [put_operation(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. 0: any incarnation is
-        accepted. Does nothing for non-persistent topics, whose schemas outlive them."""
+        """Raises TopicNotFound if the topic or partition with this `incarnation` was deleted. `incarnation` 0: every
+        topic of the name is accepted. Does nothing for a non-persistent topic, because its schemas stay after the
+        topic."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -419,9 +422,10 @@ class Catalog:
         check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def make_topic_unchanged_check(self, topic: TopicName, ended: TopicRecord) -> Check | None:
-        """Returns a Check for the commit that deletes the topic and all that belongs to it: that the topic's record is
-        still the one of the owner that `ended` the topic. Returns None if that topic is deleted already; another topic
-        may have its name now. Raises NotOwner if another broker has taken the topic over."""
+        """Returns a Check for the commit that deletes the topic and all that belongs to the topic. The Check holds
+        while the topic's record is still the record of the owner that `ended` the topic. Returns None if the topic was
+        deleted already (another topic may have its name now). Raises NotOwner if another broker has taken the topic
+        over."""
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -435,8 +439,8 @@ class Catalog:
     ) -> None:
         """Deletes the record of a topic if the check `still` (`make_topic_unchanged_check`) holds; else raises
         BadVersion, so that a topic that was taken over or created again meanwhile is not deleted. The same commit
-        records that its `ledgers` are deleted, so that they can be deleted after a crash, and does the operations
-        `also`."""
+        stores that the ledgers `ledgers` are deleted, so that they can be deleted after a crash, and does the
+        operations `also`."""
         self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
@@ -444,14 +448,15 @@ class Catalog:
         await deletions.commit_ledger_deletions(self._store, ledgers, operations)
 
     async def get_partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """Returns the record of a partitioned topic, or None. A deletion of the topic must pass the record to
-        `make_partition_count_check`."""
+        """Returns the record of a partitioned topic; None if no partitioned topic has this name. Who deletes the topic
+        must pass the record to `make_partition_count_check`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def make_partition_count_check(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """Returns a Check like `make_topic_unchanged_check`, for a partitioned topic whose partitions were deleted.
-        Raises Busy if partitions were added meanwhile."""
+        """Returns a Check for the commit that deletes the record of a partitioned topic whose partitions were deleted.
+        The Check holds while the record has not changed. Returns None if the topic was deleted already. Raises Busy if
+        partitions were added meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -460,6 +465,8 @@ class Catalog:
         return Check(_partitioned_path(topic), found[1])
 
     async def delete_partitioned_record(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
+        """Deletes the record of a partitioned topic if the check `still` holds; the same commit does the operations
+        `also`, and deletes the policies of a persistent topic."""
         self._last_partitions.discard(topic)
         await self._store.commit([
             Delete(still.path, still.expected),

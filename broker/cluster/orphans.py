@@ -46,7 +46,7 @@ subscription."""
 
 
 class Orphan(NamedTuple):
-    """A ledger that no record names."""
+    """A ledger that exists although no record in the metadata names it."""
 
     ledger_id: int
     topic: str
@@ -56,14 +56,14 @@ class Orphan(NamedTuple):
 
 
 class MissingLedger(NamedTuple):
-    """A ledger that a record names and that does not exist."""
+    """A ledger that does not exist although a record in the metadata names it."""
 
     ledger_id: int
     topic: str
 
 
 class OrphanSearch(NamedTuple):
-    """The result of a search: the orphans, and the missing ledgers."""
+    """The result of a search for orphans: the orphan ledgers and the missing ledgers that were found."""
 
     orphans: list[Orphan]
     missing: list[MissingLedger]
@@ -174,8 +174,9 @@ async def _is_missing(metadata: MetadataStore, suspect: MissingLedger) -> bool:
 async def delete_orphans(
     metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
 ) -> list[Orphan]:
-    """Deletes orphans; returns those that were deleted. Skips ledgers that do not exist any more or are named by a
-    record now, and unexplained orphans unless `unexplained` is True. Raises the error if a ledger cannot be fenced."""
+    """Deletes orphan ledgers. Returns the orphans that were deleted. Skips a ledger that does not exist any more, a
+    ledger that a record names by now, and, unless `unexplained` is True, an unexplained orphan. Raises the error if a
+    ledger cannot be fenced."""
     deleted = []
     for orphan in orphans:
         if orphan.unexplained and not unexplained:

@@ -104,19 +104,20 @@ async def list_bookies(store: MetadataStore) -> list[BookieRecord]:
 
 
 async def list_drains(store: MetadataStore) -> list[DrainRecord]:
-    """Returns the orders to drain, also those of brokers that do not run."""
+    """Returns the orders to drain a broker that are stored in the metadata, including orders to brokers that do not
+    run."""
     return await _all(store, paths.DRAINING, DrainRecord)
 
 
 async def request_drain(store: MetadataStore, broker: BrokerRecord, now_ms: int) -> None:
-    """Orders the broker to drain, until `cancel_drain`. Idempotent."""
+    """Stores the order that the broker drains. The order is in force until `cancel_drain`. Idempotent."""
     order = DrainRecord(broker=broker.name, endpoint=broker.endpoint, since_ms=now_ms)
     await update_record(store, paths.draining(broker.name), DrainRecord, lambda found: found or order)
 
 
 async def cancel_drain(store: MetadataStore, name: str) -> bool:
-    """Ends the order to drain for the broker; of one with a random name also the order that it got under an earlier
-    name. Returns False if there is none."""
+    """Deletes the order to drain the broker. If the broker has a random name, also deletes the order that it got under
+    an earlier name. Returns False if there is no order."""
     running = {each.name: each for each in await list_brokers(store)}
     endpoint = running[name].endpoint if name in running else ""
     ended = [
@@ -146,7 +147,7 @@ MOVE_WAIT_S = 1.0
 
 
 class Ownership:
-    """The bundles that one broker owns; finds the owners of other bundles."""
+    """The bundles that one broker owns. Also finds the owners of other bundles."""
 
     def __init__(
         self, store: MetadataStore, me: BrokerRecord, rng: random.Random, now: Callable[[], float]
@@ -165,7 +166,7 @@ class Ownership:
         self.lost = False
 
     async def register_broker(self) -> None:
-        """Registers this broker in the metadata, so that it can be found."""
+        """Registers this broker in the metadata, so that other brokers and clients can find it."""
         async with self._registering:
             await self._register(self.me)
 
@@ -175,13 +176,15 @@ class Ownership:
         self.me = me
 
     async def set_draining(self, draining: bool) -> None:
-        """Registers in the metadata whether this broker drains. Writes nothing if the registration says so already."""
+        """Stores in the registration of this broker whether it drains. Writes nothing if the registration has this
+        value already."""
         async with self._registering:
             if self.me.draining != draining:
                 await self._register(msgspec.structs.replace(self.me, draining=draining))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Registers the load of this broker, if it differs noticeably from what was registered last."""
+        """Stores the load of this broker in its registration, if the load differs noticeably from the stored load.
+        `busy_percent`: how busy the broker is."""
         async with self._registering:
             load = LoadReport(busy_percent, len(self._owned))
             if load.differs_enough_to_report(self.me):
@@ -191,11 +194,13 @@ class Ownership:
 
     @staticmethod
     def owner_path(topic: TopicName, policies: NamespaceRecord) -> str:
+        """Returns the path, in the metadata, of the owner record of the bundle to which the topic belongs."""
         return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
     def make_owner_check(self, path: str) -> Callable[[], bool]:
-        """Returns a function that returns whether this broker owns the bundle with the owner record at `path`, as far
-        as it knows: the session may be lost already. All topics of a bundle get the same function."""
+        """Returns a function without arguments that returns True if this broker owns the bundle whose owner record is
+        at `path`, as far as the broker knows: the metadata session may be lost already. All topics of a bundle get the
+        same function."""
         found = self._questions.get(path)
         if found is None:
             found = self._questions[path] = partial(self.is_owned, path)
@@ -205,15 +210,15 @@ class Ownership:
         self, topic: TopicName, policies: NamespaceRecord, *, opens: bool = False
     ) -> BrokerRecord:
         """Returns the broker that serves the topic. If the topic's bundle has no owner, this broker becomes the owner,
-        or assigns the bundle to another one of its group. `opens`: a client opens the topic here; if the owner is a
-        broker that drains, the client was probably sent by it, so this waits up to MOVE_WAIT_S until the bundle is
-        given away. Raises Unavailable if the owner is shutting down."""
+        or assigns the bundle to another broker of its group. `opens`: a client opens the topic at this broker; if the
+        owner is a broker that drains, the draining broker has probably sent the client here, so this call waits up to
+        MOVE_WAIT_S until the bundle is given away. Raises Unavailable if the owner is shutting down."""
         path = self.owner_path(topic, policies)
         return self.me if self.is_owned(path) else await self.find_owner_by_path(path, f"topic {topic}", opens=opens)
 
     async def find_owner_by_path(self, path: str, what: str, *, opens: bool = False) -> BrokerRecord:
-        """Returns the owner like `find_owner`, of any object with its owner record at `path`. `what` names the object
-        in error texts."""
+        """Returns the owner, as `find_owner` does, of any object whose owner record is at `path`. `what` names the
+        object in the texts of errors."""
         if self.is_owned(path):
             return self.me
         owner = await self._find_owner(path, what)
@@ -245,6 +250,8 @@ class Ownership:
         return owner
 
     def is_owned(self, path: str) -> bool:
+        """Returns True if this broker owns the object whose owner record is at `path`, and its metadata session is not
+        lost."""
         return path in self._owned and not self.lost
 
     async def _ask(self, path: str, what: str) -> BrokerRecord:
@@ -282,8 +289,8 @@ class Ownership:
         return await self.choose_next_owner(path) or self.me
 
     async def choose_next_owner(self, path: str, *, others: bool = False) -> BrokerRecord | None:
-        """Returns the broker of the group that should own the object at `path`, or None if no broker may own it.
-        `others`: excludes this broker."""
+        """Returns the broker of the group that should own the object whose owner record is at `path`; None if no broker
+        may own it. `others` True: this broker is not chosen."""
         group = {each.name: each for each in await list_brokers(self._store) if each.group == self.me.group}
         group[self.me.name] = msgspec.structs.replace(self.me, bundles=len(self._owned))
         if others:
@@ -316,8 +323,8 @@ class Ownership:
         return True
 
     async def reclaim_bundles(self) -> None:
-        """Claims the owned bundles again in a new metadata session; gives up those that another broker owns now. If
-        this raises, the caller must call it again."""
+        """Claims the bundles of this broker again, in a new metadata session. Gives up the bundles that another broker
+        owns now. If this call raises, the caller must repeat it."""
         for path in list(self._owned):
             if not await self._reclaim_path(path):
                 del self._owned[path]
@@ -343,13 +350,13 @@ class Ownership:
         return None if found is None else found[0]
 
     def owned_bundles(self, namespace: NamespaceName) -> list[str]:
-        """Returns the owner paths of the bundles of a namespace that this broker owns."""
+        """Returns the paths of the owner records of those bundles of a namespace that this broker owns."""
         folder = f"{paths.bundle_owner(namespace.tenant, namespace.namespace, '')}"
         return sorted(path for path in self._owned if path.startswith(folder))
 
     async def release_bundle(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
-        """Releases one bundle: from now on none of its topics is loaded here. Then calls `unload`, and then deletes the
-        owner record, so that another broker can own the bundle."""
+        """Gives up one bundle: from now on none of its topics is loaded at this broker. Calls `unload`, which closes
+        the loaded topics, and then deletes the owner record, so that another broker can own the bundle."""
         async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await run_to_end(self._release(path, unload))
 
@@ -359,8 +366,8 @@ class Ownership:
         await self._store.commit([Delete(path)])
 
     async def move_bundle(self, path: str, heir: BrokerRecord, unload: Callable[[], Awaitable[None]]) -> None:
-        """Gives one bundle away to `heir`, in the order at the head of this module. `unload` closes what is loaded of
-        it."""
+        """Gives one bundle to the broker `heir`, in the order that the head of this module gives. `unload` closes the
+        topics of the bundle that are loaded."""
         async with self._asking[path]:  # a look-up of its topics here waits, and finds the next owner
             await run_to_end(self._move(path, heir, unload))
 
@@ -373,11 +380,12 @@ class Ownership:
 
     @property
     def owned_paths(self) -> list[str]:
-        """The paths of the owner records of all that this broker owns."""
+        """Returns the paths of the owner records of everything that this broker owns."""
         return list(self._owned)
 
     async def close(self) -> None:
-        """Releases every bundle and deletes the broker's registration. All topics must be unloaded before."""
+        """Gives up every bundle and deletes the registration of this broker. The caller must have unloaded all topics
+        before."""
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()
@@ -395,7 +403,8 @@ MEMBERS_S = 60.0
 
 
 class ClusterMembers(NamedTuple):
-    """The registered brokers and bookies. `away_ms`: milliseconds since the epoch, see above."""
+    """The brokers and the bookies that are registered. `away_ms`: the time since which the metadata does not answer (ms
+    since the epoch); 0: the lists were read just now."""
 
     brokers: tuple[BrokerRecord, ...] = ()
     bookies: tuple[BookieRecord, ...] = ()
@@ -403,7 +412,7 @@ class ClusterMembers(NamedTuple):
 
 
 class KnownMembers:
-    """The lists of one broker, over all its metadata sessions."""
+    """The lists of registered brokers and bookies that one broker read last. They outlive a metadata session."""
 
     def __init__(self, clock: Clock, use: MetadataUse) -> None:
         self._clock = clock
@@ -411,7 +420,8 @@ class KnownMembers:
         self._last = ClusterMembers()
 
     async def read(self, store: MetadataStore | None) -> ClusterMembers:
-        """Returns the lists; the last ones if they cannot be read in time. `store`: None while there is no session."""
+        """Reads and returns the lists of registered brokers and bookies. Returns the lists that were read last if the
+        metadata does not answer in time. `store`: the metadata; None while there is no session."""
         try:
             if store is not None:
                 async with asyncio.timeout(METADATA_S):

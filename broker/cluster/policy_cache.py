@@ -57,7 +57,7 @@ class _Namespace:
 
 
 class PolicyCache:
-    """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
+    """Caches the policies of brokers, namespaces and topics. A watch of the metadata keeps the cache current."""
 
     def __init__(
         self, metadata: MetadataStore, defaults: AppliedPolicies, changed: Callable[[NamespaceName],
@@ -84,23 +84,26 @@ class PolicyCache:
 
     # ------------------------------------------------------------------ asking
     async def get_applied(self, topic: TopicName) -> AppliedPolicies:
+        """Returns the policies in force for a topic. Reads the policies of its namespace first if they are not in the
+        cache."""
         await self._namespace(topic.namespace_name)
         return self.get_applied_nowait(topic)
 
     def get_applied_nowait(self, topic: TopicName) -> AppliedPolicies:
-        """Returns the policies in force for a topic, from the cache. The policies of its namespace must have been read
-        before."""
+        """Returns the policies in force for a topic, from the cache, without waiting. The policies of the topic's
+        namespace must have been read before."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve_policies(self.defaults, known.own, own)
         return applied if topic.persistent else adapt_policies_to_non_persistent(applied)
 
     async def get_namespace_applied(self, name: NamespaceName) -> AppliedPolicies:
+        """Returns the policies in force for a namespace. Reads them first if they are not in the cache."""
         return (await self._namespace(name)).applied
 
     async def read_set_policies(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
-        """Reads the policies that are set at the topic or the namespace itself, without inherited ones; with `name`
-        None, those set for all brokers."""
+        """Returns the policies that are set at the topic or the namespace itself, without inherited policies. If `name`
+        is None, returns the policies that are set for all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -124,7 +127,8 @@ class PolicyCache:
         return known
 
     async def read_broker_record(self) -> PoliciesRecord:
-        """Reads what is changed for all brokers: policies, and in `properties` the texts of RuntimeSettings."""
+        """Returns the record of what operators have changed for all brokers: policies, and in `properties` the texts of
+        RuntimeSettings."""
         found = await get_record(self._metadata, paths.BROKER_POLICIES, PoliciesRecord)
         return PoliciesRecord() if found is None else found[0]
 
@@ -137,9 +141,9 @@ class PolicyCache:
     async def change_policies(
         self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """Sets the policies in `given` and removes those in `remove`, at the topic or the namespace; with `name` None,
-        for all brokers. Returns the policies that are set there afterwards. Raises InvalidRequest if they contradict
-        each other."""
+        """Sets the policies in `given` and removes the policies in `remove`, at the topic or the namespace; if `name`
+        is None, for all brokers. Returns the policies that are set at that place afterwards. Raises InvalidRequest if
+        the policies contradict each other."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -156,7 +160,8 @@ class PolicyCache:
         return found[0].policies
 
     async def change_runtime(self, name: str, text: str | None) -> None:
-        """Sets one of RuntimeSettings for all brokers, or removes it. It is applied here when this returns."""
+        """Sets the setting `name` of RuntimeSettings for all brokers, or removes it. This broker uses the new value
+        when this call returns."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -174,8 +179,8 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """Replaces the properties by what `change` returns for the current ones. `change` may be called several times
-        over."""
+        """Replaces the properties of a topic or a namespace by the properties that the function `change` returns for
+        the current ones. `change` may be called several times."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -184,7 +189,7 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def delete_policies(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """Deletes the record of the policies of a topic or a namespace."""
+        """Deletes the record in which the policies of a topic or a namespace are stored."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
@@ -285,21 +290,21 @@ WAITING_MAX = 1000
 
 
 class TopicList(NamedTuple):
-    """The existing topics of a namespace, by full name."""
+    """Fact: these topics, by full name, exist in the namespace at the start of a watch."""
 
     names: list[str]
     revision: int
 
 
 class TopicAdded(NamedTuple):
-    """A topic was created, by full name."""
+    """Fact: a topic was created. Contains its full name."""
 
     name: str
     revision: int
 
 
 class TopicRemoved(NamedTuple):
-    """A topic was deleted, by full name."""
+    """Fact: a topic was deleted. Contains its full name."""
 
     name: str
     revision: int
@@ -309,7 +314,7 @@ Told = TopicList | TopicAdded | TopicRemoved
 
 
 class TopicWatcher:
-    """Watches the topics of namespaces."""
+    """Watches which topics exist in a namespace."""
 
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
@@ -318,9 +323,10 @@ class TopicWatcher:
     async def watch_namespace(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """Yields the list of all topics, then each change; only the changes after `after_revision` if that is given.
-        Raises NamespaceNotFound, but with `tell_missing` False a missing namespace counts as one without topics; and
-        the errors of the metadata, after which the caller must start a new watch."""
+        """Yields the list of all topics of the namespace, and then each change of the list. If `after_revision` is
+        given, yields only the changes after that revision. Raises NamespaceNotFound if the namespace does not exist; if
+        `tell_missing` is False, a missing namespace counts as a namespace without topics instead. Raises the errors of
+        the metadata; after an error the caller must start a new watch."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()

@@ -45,7 +45,8 @@ _UNTOLD = ("doc", "aliases", "namespace")
 
 
 class AvroType:
-    """A parsed Avro type. `kind`: a primitive, "record", "enum", "fixed", "array", "map" or "union"."""
+    """A type of a parsed Avro definition. `kind`: the name of a primitive type, "record", "enum", "fixed", "array",
+    "map" or "union"."""
 
     __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
 
@@ -63,7 +64,7 @@ class AvroType:
 
     @property
     def name_without_namespace(self) -> str:
-        """The name without its namespace."""
+        """Returns the name of the type without its namespace."""
         return self.name.rpartition(".")[2]
 
     def __str__(self) -> str:
@@ -71,7 +72,7 @@ class AvroType:
 
 
 class AvroField:
-    """A field of a record in a parsed schema."""
+    """A field of a record type in a parsed Avro definition."""
 
     __slots__ = ("aliases", "has_default", "name", "type")
 
@@ -80,7 +81,8 @@ class AvroField:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parses the text of a definition as JSON. Raises InvalidSchema if the text is too long or no JSON."""
+    """Returns the value that a JSON text of a schema definition contains. Raises InvalidSchema if the text is too long
+    or is not JSON."""
     if len(text) > DEFINITION_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:
@@ -90,8 +92,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def parse_avro(loaded: Any) -> AvroType:
-    """Returns the types of an Avro definition as a tree. Raises InvalidSchema, whose text names the part that is
-    invalid."""
+    """Returns the type that an Avro definition describes, as a tree of types. `loaded`: the parsed JSON of the
+    definition. Raises InvalidSchema, whose text names the invalid part."""
     return _Parser().type(loaded, "", "the schema", 0)
 
 
@@ -239,13 +241,13 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 # ------------------------------------------------------------------ the canonical form
 def encode_canonical(loaded: Any) -> bytes:
-    """Returns the canonical form of a definition, which `parse_avro` must have accepted. Raises InvalidSchema if the
-    definition is nested too deep."""
+    """Returns the canonical form of an Avro definition, which is the same for equal schemas. `parse_avro` must have
+    accepted the definition. Raises InvalidSchema if the definition is nested too deep."""
     return encode_sorted_json(_canonical(loaded, ""))
 
 
 def encode_sorted_json(loaded: Any) -> bytes:
-    """Encodes a value as JSON with sorted keys. Raises InvalidSchema if the value is nested too deep."""
+    """Returns a value as JSON with sorted keys. Raises InvalidSchema if the value is nested too deep."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")
     except RecursionError:
@@ -305,8 +307,8 @@ _PROMOTED = {
 
 
 def why_unreadable(reader: AvroType, writer: AvroType) -> str | None:
-    """Returns why `reader` cannot read what was written with `writer`, or None if it can. Raises InvalidSchema if the
-    schemas have too many types to compare."""
+    """Returns the reason why a consumer with the schema `reader` cannot read data that was written with the schema
+    `writer`; None if it can. Raises InvalidSchema if the schemas have too many types to compare."""
     try:
         return _Comparison().compare(reader, writer, "")
     except RecursionError:
@@ -424,7 +426,8 @@ class _NativeJson(msgspec.Struct):
 
 
 class SchemaDefinitionText(NamedTuple):
-    """A schema that was checked: its parsed form, and the fingerprint, which equal schemas share."""
+    """A schema definition that was checked: its parsed form, and its fingerprint, which is the same for equal
+    schemas."""
 
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
@@ -434,7 +437,8 @@ class SchemaDefinitionText(NamedTuple):
 
     @classmethod
     def parse(cls, info: SchemaInfo) -> SchemaDefinitionText:
-        """Checks and parses a schema. Raises InvalidSchema, whose text says what is wrong, and where."""
+        """Checks and parses a schema. Returns the parsed definition. Raises InvalidSchema, whose text names the error
+        and its place."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -524,8 +528,9 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 def why_incompatible(
     mode: Compatibility, new: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
 ) -> str | None:
-    """Returns why `new` may not be added to the schemas `live` of a topic (version, definition; the newest last), or
-    None if it may. Raises InvalidSchema if the schemas have too many types to compare."""
+    """Returns the reason why the schema `new` may not be added to the schemas `live` of a topic; None if it may be
+    added. `mode`: the compatibility policy; `live`: pairs of version and definition, the newest last. Raises
+    InvalidSchema if the schemas have too many types to compare."""
     if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     if mode is Compatibility.ALWAYS_INCOMPATIBLE:
@@ -539,8 +544,8 @@ def why_incompatible(
 def why_unreadable_by(
     mode: Compatibility, reader: SchemaDefinitionText, live: Sequence[tuple[int, SchemaDefinitionText]]
 ) -> str | None:
-    """Returns why a consumer's schema `reader`, which need not be registered for the topic, cannot read the messages of
-    a topic with the schemas `live`; None if it can."""
+    """Returns the reason why a consumer with the schema `reader` cannot read the messages of a topic with the schemas
+    `live`; None if it can. The consumer's schema need not be registered for the topic."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

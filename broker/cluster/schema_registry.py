@@ -65,7 +65,7 @@ _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
 class SchemaRules(NamedTuple):
-    """The policies of a topic that matter for schemas (proto/policies.py)."""
+    """The policies of a topic that affect its schemas (proto/policies.py)."""
 
     compatibility: Compatibility = Compatibility.FULL
     auto_update: bool = True
@@ -77,7 +77,7 @@ class SchemaRules(NamedTuple):
 
 
 class SchemaRegistry:
-    """The registry of the schemas of topics, in the metadata."""
+    """Stores the schemas of topics in the metadata, and checks new schemas against them."""
 
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
@@ -87,8 +87,8 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """Returns the newest schema that is not deleted; if `version` is given, that version, even if it is deleted.
-        Raises SchemaNotFound."""
+        """Returns the newest schema of the topic that is not deleted. If `version` is given, returns the schema of that
+        version, even if it is deleted. Raises SchemaNotFound if there is no such schema."""
         record, _ = await self._list(topic)
         entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
         if not entries:
@@ -97,16 +97,16 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the schemas that are not deleted, in the order of their versions. Raises SchemaNotFound if there is
-        none, NotAllowed if their definitions together are too large."""
+        """Returns the schemas of the topic that are not deleted, ordered by version. Raises SchemaNotFound if the topic
+        has none, NotAllowed if their definitions together are too large for one answer."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
     async def find_version(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema if `info` is no schema,
-        SchemaNotFound if no version equals it."""
+        """Returns the version of the topic's schema that is equal to `info`. Raises InvalidSchema if `info` is not a
+        valid schema, SchemaNotFound if no version is equal to it."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -115,8 +115,8 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def why_refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Returns why the schema could not be registered for the topic, or None if it could. Raises InvalidSchema if
-        `info` is no schema."""
+        """Returns the reason why the schema could not be registered for the topic; None if it could. Registers nothing.
+        Raises InvalidSchema if `info` is not a valid schema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -128,8 +128,9 @@ class SchemaRegistry:
     async def register_producer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str
     ) -> int | None:
-        """Registers a producer's schema and returns its version; None if the producer has no schema. Raises
-        IncompatibleSchema, InvalidSchema."""
+        """Registers a producer's schema for the topic and returns its version; returns None if the producer has no
+        schema. Raises IncompatibleSchema if the topic's policy forbids the schema, InvalidSchema if it is not a valid
+        schema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -139,9 +140,9 @@ class SchemaRegistry:
     async def check_consumer_schema(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
-        """Checks that a consumer's schema can read the topic's messages. `idle`: the topic has no messages and no
-        producers; if it has no schema either, the consumer's is registered. Raises IncompatibleSchema if it cannot,
-        InvalidSchema if it is no schema."""
+        """Checks that a consumer with its schema can read the topic's messages. `idle`: the topic has no messages and
+        no producers; if an idle topic has no schema, the consumer's schema is registered for it. Raises
+        IncompatibleSchema if the consumer cannot read the messages, InvalidSchema if its schema is not valid."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -165,9 +166,10 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
     ) -> int:
-        """Registers a schema, unless an equal one is registered; returns its version. `by_hand`: an operator registers
-        it, which is allowed even where producers may not register schemas. Raises IncompatibleSchema, InvalidSchema,
-        NotAllowed if the topic has too many versions, OutcomeUnknown."""
+        """Registers a schema for the topic, unless an equal schema is registered already. Returns the version of the
+        schema. `by_hand`: an operator registers the schema, which is allowed even where producers may not register
+        schemas. Raises IncompatibleSchema, InvalidSchema, NotAllowed if the topic has too many versions,
+        OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -212,8 +214,8 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions, with `force` also their definitions; returns the newest version, or None if there was
-        none."""
+        """Marks all versions of the topic's schema as deleted; if `force` is True, also deletes their definitions.
+        Returns the newest version; None if the topic had no schema."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -233,10 +235,10 @@ class SchemaRegistry:
     async def commit_topic_deletion(
         self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]
     ) -> None:
-        """Deletes a topic's schemas in the same `commit` that deletes the topic: else another schema could get a
-        version that messages of the topic still name. Schemas of a non-persistent topic are not deleted, as such a
-        topic ends whenever it is unused. Raises BadVersion if the topic itself changed, Busy if its schemas change all
-        the time."""
+        """Deletes a topic's schemas in the same `commit` that deletes the topic. Without this, another schema could get
+        a version number that messages of the topic still name. The schemas of a non-persistent topic are not deleted,
+        as such a topic ends whenever it is unused. Raises BadVersion if the topic itself changed, Busy if its schemas
+        change all the time."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await commit(await self._deletes(topic) if topic.persistent else ())
@@ -258,8 +260,8 @@ class SchemaRegistry:
         return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
     async def delete_namespace_schemas(self, name: NamespaceName) -> None:
-        """Deletes the remaining schemas of a deleted namespace: those whose topics never existed, or are
-        non-persistent."""
+        """Deletes the schemas that remain after a namespace was deleted: schemas of topics that never existed, and of
+        non-persistent topics."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.decode_segment(each).rpartition("/")
             await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))

@@ -41,7 +41,8 @@ queue so much beyond its bound, and a role may still read so much after its righ
 
 
 class BrokerConfig(AppliedPolicies, frozen=True):
-    """Settings of a broker, with the policies that namespaces and topics inherit (broker/common/config.py)."""
+    """The settings of a broker, together with the default policies that namespaces and topics inherit
+    (broker/common/config.py)."""
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
@@ -129,6 +130,7 @@ class BrokerConfig(AppliedPolicies, frozen=True):
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
 
     def validate(self) -> None:
+        """Checks the settings and their relations. Raises InvalidConfiguration if a setting is invalid."""
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
@@ -184,8 +186,8 @@ class BrokerConfig(AppliedPolicies, frozen=True):
 
 
 class Replication(msgspec.Struct, frozen=True):
-    """The replication of new ledgers: the number of bookies, of copies, and of synced copies before an entry is
-    confirmed."""
+    """The replication of a new ledger: the number of bookies, the number of copies of each entry, and the number of
+    copies that must be synced before an entry is confirmed."""
 
     ensemble_size: int
     write_quorum: int
@@ -221,8 +223,8 @@ DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True):
-    """The settings, other than policies, that can be changed for all brokers while they run. None: each broker uses the
-    value of its own configuration."""
+    """The settings, other than policies, that an operator can change for all brokers while they run. None: each broker
+    uses the value of its own configuration."""
 
     log_level: LogLevel | None = None  # of the whole process; debug costs processor time
     metrics_topics: MetricsTopics | None = None
@@ -233,8 +235,8 @@ RUNTIME = RuntimeSettings.__struct_fields__
 
 
 def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
-    """Returns the settings that these texts set. A text that is no value of its setting, as a later version may store
-    it, sets nothing."""
+    """Returns the settings that the stored `texts` set. A text that is not a valid value of its setting, as a later
+    version may store it, is ignored."""
     found = dict[str, Any]()
     for name in RUNTIME:
         with suppress(KeyError, msgspec.ValidationError):
@@ -243,8 +245,8 @@ def parse_runtime(texts: Mapping[str, str]) -> RuntimeSettings:
 
 
 def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolicies:
-    """Returns the policies in force. Each field has the value of the last of `levels` (namespace, then topic) that sets
-    it, else the broker's; `max_message_bytes` never exceeds the broker's."""
+    """Returns the policies in force. Each policy has the value of the last one of `levels` (namespace, then topic) that
+    sets it, else the value of the broker. `max_message_bytes` never exceeds the broker's value."""
     values = {name: getattr(broker, name) for name in NAMES}
     for level in levels:
         for name in NAMES:
@@ -256,7 +258,8 @@ def resolve_policies(broker: AppliedPolicies, *levels: Policies) -> AppliedPolic
 
 
 def make_policies(applied: AppliedPolicies) -> Policies:
-    """Returns policies with every field set to its value in force, for requests that ask for applied policies."""
+    """Returns Policies in which every field is set to its value in force. It is the answer to a request for applied
+    policies."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
@@ -265,8 +268,8 @@ UNUSED_S = 60
 
 
 def adapt_policies_to_non_persistent(applied: AppliedPolicies) -> AppliedPolicies:
-    """Returns the policies changed as a non-persistent topic needs them, which stores nothing: deduplication and
-    compaction are off, and the topic is deleted when it is unused."""
+    """Returns the policies changed for a non-persistent topic, which stores nothing: deduplication and compaction are
+    off, and the topic is deleted when it is unused."""
     return replace(
         applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
         deduplication=False, compaction_threshold_bytes=0,

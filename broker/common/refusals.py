@@ -58,7 +58,7 @@ class _Refusal(enum.Enum):
 
 
 class PublishRefusal(_Refusal):
-    """The reason why an entry is not stored, in the order in which the reasons are checked."""
+    """The reasons why a broker does not store a published entry, in the order in which the broker checks them."""
 
     QUOTA = "the backlog quota is reached, and its policy is to refuse publishes", BacklogQuotaExceeded
     PRODUCER_FENCED = "the producer was closed, or a later exclusive producer took the topic over", ProducerFenced
@@ -86,7 +86,7 @@ class PublishRefusal(_Refusal):
 
 
 class SubscribeRefusal(_Refusal):
-    """The reason why a consumer may not subscribe, in the order in which the reasons are checked."""
+    """The reasons why a consumer may not subscribe, in the order in which the broker checks them."""
 
     COMPACTED_TYPE = "read_compacted needs an Exclusive or Failover subscription: keys have an order", NotAllowed
     COMPACTED_TOPIC = "read_compacted needs a persistent topic: nothing of others is kept", NotAllowed
@@ -133,8 +133,9 @@ class SubscribeRefusal(_Refusal):
 
 
 class AckRefusal(_Refusal):
-    """The reason why an acknowledgement is refused. The entries that precede it in the same request are acknowledged;
-    in a transaction none are: there a request is done as a whole or not at all."""
+    """The reasons why a broker refuses an acknowledgement. Entries that precede the refused one in the same request are
+    acknowledged. In a transaction none of them is acknowledged, because such a request is done as a whole or not at
+    all."""
 
     UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
     TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest
@@ -165,14 +166,16 @@ class AckRefusal(_Refusal):
 
 
 def differs_from_incarnation(there: int, meant: int) -> bool:
-    """Returns True if the incarnations `there`, that of the present topic, and `meant`, that which the caller means,
-    are known to differ. 0 in either: unknown."""
+    """Returns True if the two incarnations of a topic are known to differ: `there`, the incarnation of the present
+    topic, and `meant`, the incarnation that the caller means. 0 means that an incarnation is unknown; then returns
+    False."""
     return bool(meant and there and meant != there)
 
 
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
-    """Raises TopicNotFound if the caller means a topic that was deleted, and another topic has its name now. `there`:
-    the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: any."""
+    """Raises TopicNotFound if the topic that the caller means was deleted, and another topic has its name now. `there`:
+    the incarnation of the present topic; `meant`: the incarnation that the caller means; 0: the caller accepts any
+    incarnation."""
     if differs_from_incarnation(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic

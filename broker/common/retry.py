@@ -25,8 +25,8 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """Limits how often a loop that retries logs the same kind of error. The loop calls `should_log` before each log
-    line."""
+    """Limits how often a loop that retries logs the same kind of error. The loop must call `should_log` before it
+    writes a log line."""
 
     __slots__ = ("_at", "_clock", "_reason")
 
@@ -36,8 +36,8 @@ class LogThrottle:
         self._at = 0.0
 
     def should_log(self, error: Exception) -> bool:
-        """Returns True if the error should be logged: its class differs from that of the last one logged, or AGAIN_S
-        seconds have passed since. After True the error counts as logged."""
+        """Returns True if the error should be logged: its class differs from the class of the last logged error, or
+        AGAIN_S seconds have passed since then. If the result is True, the error counts as logged."""
         now = self._clock.monotonic()
         if type(error) is self._reason and now - self._at < AGAIN_S:
             return False
@@ -55,8 +55,8 @@ async def retry_until_done(
     work: Callable[[], Awaitable[T]], clock: Clock, log: logging.Logger, what: str, *,
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
-    """Repeats `work`, with pauses of `pause_s`, until it succeeds, and returns its result. Raises the first error for
-    which `ends` returns True; other errors are logged as warnings about `what`."""
+    """Calls the function `work` until it succeeds, with pauses of `pause_s` seconds, and returns its result. Raises the
+    first error for which the function `ends` returns True; other errors are logged as warnings that name `what`."""
     throttle = LogThrottle(clock)
     while True:
         try:
@@ -83,8 +83,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class SharedCallsByKey(Generic[K, T]):
-    """Calls of an async function that are shared by key: callers that ask for the same key at the same time share one
-    call and its result."""
+    """Shares calls of an async function by key: callers that ask for the same key at the same time share one call and
+    its result."""
 
     __slots__ = ("_running",)
 
@@ -92,7 +92,8 @@ class SharedCallsByKey(Generic[K, T]):
         self._running: dict[K, asyncio.Task[T]] = {}
 
     async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Starts `work` for `key`, or joins the run in progress. Returns its result, or raises its error."""
+        """Calls `work` for `key`, or joins the call for `key` that is in progress. Returns the result of the call, or
+        raises its error."""
         run = self._running.get(key)
         if run is None:
             run = self._running[key] = asyncio.get_running_loop().create_task(work())
@@ -105,7 +106,7 @@ class SharedCallsByKey(Generic[K, T]):
             run.exception()  # the callers get it
 
     async def wait_idle(self) -> None:
-        """Waits until no run is in progress."""
+        """Waits until no call is in progress."""
         while self._running:
             await asyncio.wait(list(self._running.values()))
 
@@ -128,14 +129,15 @@ V = TypeVar("V")
 
 
 class LastMetadataAnswers(Generic[K, V]):
-    """The last answers of the metadata to one question, by key, for use while the metadata does not answer."""
+    """Remembers, by key, the last answers of the metadata to one kind of question. They are used while the metadata
+    does not answer."""
 
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """Returns the answer of `read`. If `read` does not return in time and an earlier answer is known, cancels
-        `read` and returns the earlier answer."""
+        """Returns the answer that the function `read` reads from the metadata. If `read` does not return in time and an
+        earlier answer is known, cancels `read` and returns the earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -150,7 +152,7 @@ class LastMetadataAnswers(Generic[K, V]):
         return answer
 
     def put(self, key: K, answer: V) -> None:
-        """Stores an answer that is valid from now on, because this process changed the metadata."""
+        """Stores a new answer for the key, because this process changed the metadata."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:
@@ -158,5 +160,5 @@ class LastMetadataAnswers(Generic[K, V]):
                 del self._answers[oldest]
 
     def discard(self, key: K) -> None:
-        """Drops the answer, because its object was deleted by this process."""
+        """Removes the stored answer for the key, because this process deleted the object."""
         self._answers.pop(key, None)

@@ -24,7 +24,7 @@ RESOLUTION_S = 0.016
 
 
 class TokenBucket:
-    """A token bucket of one rate, in tokens a second."""
+    """A token bucket that limits one rate, in tokens per second."""
 
     __slots__ = ("_at", "_tokens", "rate")
 
@@ -39,18 +39,19 @@ class TokenBucket:
         self._at = now
 
     def set_rate(self, rate: float, now: float) -> None:
-        """Changes the rate. Tokens spent under the old rate still count: a debt is paid back at the new rate."""
+        """Changes the rate (tokens per second). Tokens that were spent under the old rate still count: a debt is paid
+        back at the new rate."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
 
     def spend(self, count: float, now: float) -> None:
-        """Spends `count` tokens. The number of tokens may become negative: a debt."""
+        """Removes `count` tokens from the bucket. The number of tokens may become negative, which is a debt."""
         self._fill(now)
         self._tokens -= count
 
     def available_tokens(self, now: float) -> float:
-        """Returns the tokens that are available now; a negative number is a debt."""
+        """Returns the number of tokens that are available now; a negative number is a debt."""
         self._fill(now)
         return self._tokens
 
@@ -64,7 +65,7 @@ _UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
 
 
 class RateLimit:
-    """A rate limit in messages and bytes per second; 0: no limit."""
+    """Limits a rate in messages per second and in bytes per second; 0: no limit."""
 
     __slots__ = ("_buckets", "limited", "throttled")
 
@@ -76,7 +77,7 @@ class RateLimit:
             self.set_rate(messages, size, now)
 
     def set_rate(self, messages: float, size: float, now: float) -> None:
-        """Sets the limits from `now` on; 0: no limit."""
+        """Sets the limits (messages and bytes per second), from the time `now` on; 0: no limit."""
         if messages <= 0 and size <= 0:
             self._buckets, self.limited = _UNLIMITED, False
             return
@@ -84,17 +85,18 @@ class RateLimit:
         self._buckets, self.limited = buckets, True
 
     def spend(self, messages: int, size: int, now: float) -> None:
-        """Spends tokens for `messages` messages of `size` bytes together."""
+        """Counts `messages` messages of `size` bytes together against both limits: removes tokens from their
+        buckets."""
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
                 bucket.spend(count, now)
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until both limits allow at least one more message; 0 if they do now."""
+        """Returns the seconds until both limits allow at least one more message; 0 if both allow one now."""
         return max((bucket.delay_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def available_tokens(self, now: float) -> tuple[float, float]:
-        """Returns how many messages and bytes may be taken now without a debt."""
+        """Returns the number of messages and the number of bytes that the limits allow now without a debt."""
         messages, size = (float("inf") if bucket is None else bucket.available_tokens(now) for bucket in self._buckets)
         return messages, size
 
@@ -110,7 +112,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
 
 
 class RateLimitedItem(Protocol):
-    """An item that spends tokens: `count` messages of `size` bytes together."""
+    """An item that counts against rate limits: `count` messages with `size` bytes together."""
 
     @property
     def count(self) -> int: ...
@@ -119,8 +121,8 @@ class RateLimitedItem(Protocol):
 
 
 def delay_of_all_rates_s(rates: Iterable[RateLimit], now: float) -> float:
-    """Returns the seconds until all of the rates allow at least one more message. Increments `throttled` of each rate
-    that causes a wait."""
+    """Returns the seconds until all of the rates allow at least one more message; 0 if they allow one now. Increments
+    the counter `throttled` of each rate that does not allow one now."""
     longest = 0.0
     for rate in rates:
         wait = rate.delay_s(now) if rate.limited else 0.0
@@ -131,8 +133,8 @@ def delay_of_all_rates_s(rates: Iterable[RateLimit], now: float) -> float:
 
 
 def count_allowed(rates: Iterable[RateLimit], entries: Sequence[RateLimitedItem], now: float) -> int:
-    """Returns how many of `entries`, from the first on, may be sent now: those for which there are tokens, and one more
-    that may leave a debt."""
+    """Returns how many of `entries`, from the first on, the rates allow now: all entries for which there are tokens,
+    and one more entry that may leave a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
@@ -166,7 +168,7 @@ SLICE_S = 0.002
 
 
 class EventLoopSlices:
-    """Divides a long computation into time slices; other tasks of the event loop run between two slices."""
+    """Divides a long computation into time slices, so that other tasks of the event loop run between two slices."""
 
     __slots__ = ("_clock", "end")
 
@@ -176,10 +178,10 @@ class EventLoopSlices:
 
     @property
     def is_slice_used_up(self) -> bool:
-        """Returns True if the slice is used up: the caller should await `begin_slice`."""
+        """Returns True if the present time slice is used up; the caller should then await `begin_slice`."""
         return self._clock.monotonic() > self.end
 
     async def begin_slice(self) -> None:
-        """Lets other tasks run, and begins the next slice."""
+        """Lets other tasks of the event loop run, and then begins the next time slice."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

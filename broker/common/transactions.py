@@ -24,11 +24,13 @@ from ...runtime.access import Principal, PrincipalKind
 
 
 def transaction_role(principal: Principal) -> str | None:
-    """Returns the role in whose transactions the caller may write; None: in those of every role.
+    """Returns the role in whose transactions the caller may write; None if the caller may write in the transactions of
+    every role.
 
     None is returned for a local listener without security, for a broker, which publishes half messages of any role, and
     for a super user. A broker that calls with a token is a super user, and so it may also join and settle transactions
-    of every role."""
+    of every role.
+    """
     free = principal.kind is PrincipalKind.LOCAL or (
         principal.kind is PrincipalKind.MEMBER and principal.name.startswith("broker/")
     )
@@ -51,7 +53,7 @@ Joined = TxnState | Settlement
 
 
 def txn_state_of_join_answer(joined: Joined) -> TxnState:
-    """Returns the state of the transaction that the answer to a join implies."""
+    """Returns the state of the transaction that the coordinator's answer to a join implies."""
     if isinstance(joined, Settlement):
         return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
     return joined
@@ -75,7 +77,7 @@ class ReportedTransaction(NamedTuple):
 
 
 class Coordinators(Protocol):
-    """The transaction coordinators of the cluster, as a topic calls them."""
+    """The port through which a topic calls the transaction coordinators of the cluster."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         """Makes `topic` a participant of the transaction. Returns OPEN or PREPARED if the topic is a participant now,
@@ -90,23 +92,23 @@ class Coordinators(Protocol):
         outcome, and the caller should ask again. Joins that are asked for in one turn of the loop are sent together."""
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Makes the topic of that full name a participant without waiting, and returns True. Returns False if that is
-        not possible: the coordinator is in another process, or the transaction is another role's, or its end is being
-        decided. The caller should then await `join`, which waits, or raises the reason."""
+        """Makes the topic with this full name a participant without waiting, and returns True. Returns False if that is
+        not possible: the coordinator is in another process, the transaction is another role's, or its end is being
+        decided. After False the caller should await `join`, which waits, or raises the reason."""
         ...
 
     async def get_reported_transaction(self, txn: TxnId) -> ReportedTransaction:
-        """Returns the state of the transaction. A transaction that is being decided may be reported as OPEN. Errors say
-        nothing of the outcome, as in `join`."""
+        """Returns the state of the transaction as its coordinator reports it. A transaction that is being decided may
+        be reported as OPEN. An error says nothing about the outcome, as in `join`."""
 
     async def abort_open(self, txn: TxnId) -> ReportedTransaction:
-        """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns its state
-        afterwards: COMMITTED or ABORTED, which are final, or PREPARED, which is left as it is. Idempotent; errors say
-        nothing of the outcome, as in `join`."""
+        """Aborts the transaction if it is open, because one of its topics is deleted by force. Returns the state of the
+        transaction afterwards: COMMITTED or ABORTED, which are final, or PREPARED, because a prepared transaction is
+        not aborted. Idempotent. An error says nothing about the outcome, as in `join`."""
 
 
 class NoCoordinators:
-    """The coordinators of a broker or a topic that has no transactions: nothing can be joined."""
+    """The Coordinators of a broker or a topic without transactions. Every join is refused."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")

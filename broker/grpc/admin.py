@@ -46,7 +46,8 @@ from .transactions import TransactionAdminService
 
 
 class MessageAdminService:
-    """The rpcs of Admin that inspect the messages of a topic and remove them."""
+    """Implements the rpcs of the gRPC service Admin that inspect the messages of a topic, and those that remove
+    messages."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -59,8 +60,8 @@ class MessageAdminService:
         return TopicBacklogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
-        """Returns the ledgers that no record names, and the missing ledgers; with `remove`, deletes the former. Any
-        broker can answer this."""
+        """Returns the orphaned ledgers, which no metadata record names, and the missing ledgers, which a record names
+        but which do not exist. With `remove`, deletes the orphaned ledgers. Any broker can answer this rpc."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (
@@ -111,6 +112,8 @@ def _position(given: wire.Position | wire.MessageId) -> Position:
 
 
 def to_wire_delivery(shown: FilteredEntry) -> wire.Delivery:
+    """Returns an entry as a wire message of type Delivery, which lists the batch indexes that the caller may not
+    receive."""
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
@@ -122,7 +125,7 @@ def to_wire_delivery(shown: FilteredEntry) -> wire.Delivery:
 
 
 class SchemaAdminService:
-    """The rpcs of Admin about schemas."""
+    """Implements the rpcs of the gRPC service Admin about schemas."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._schemas = SchemaQueries(broker)
@@ -162,7 +165,7 @@ STATS_AT_ONCE = 32
 
 
 class AdminService:
-    """The rpcs of Admin about everything else."""
+    """Implements the rpcs of the gRPC service Admin about tenants, namespaces, topics, subscriptions and brokers."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -255,8 +258,8 @@ class AdminService:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
-        """Returns the stored topics, or with `in_memory_here` the non-persistent topics that this broker has loaded;
-        only those that the caller may see."""
+        """Returns the topics that the caller may see: the stored topics, or with `in_memory_here` the non-persistent
+        topics that are loaded at this broker."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         if request.in_memory_here:
@@ -293,8 +296,8 @@ class AdminService:
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Returns a page (about 1 MiB) of statistics of the topics that this broker owns and the caller may see; loads
-        topics that are not loaded. Topics whose statistics fail are left out: `topic_stats` returns the error."""
+        """Returns one page (about 1 MiB) of statistics of the topics that this broker owns and that the caller may see.
+        Loads topics that are not loaded. A topic whose statistics fail is left out: `topic_stats` returns its error."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.make_topic_filter(context.principal, name)
         found = wire.NamespaceStatsReply(

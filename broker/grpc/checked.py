@@ -30,12 +30,13 @@ Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def handler_name(method: str) -> str:
-    """Returns the name of the method that handles an rpc: `list_topics` for "ListTopics"."""
+    """Returns the name of the Python method that implements an rpc: `list_topics` for the rpc "ListTopics"."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
 
 
 def find_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
-    """Returns the method of each rpc of the service `name`, by its name; each part has some of them."""
+    """Returns the bound method that implements each rpc of the service `name`, by the name of the method. `parts`: the
+    objects that implement the service together; exactly one of them has each method."""
     found = {}
     for attribute in map(handler_name, rpcs_of(name)):
         having = [part for part in parts if hasattr(part, attribute)]
@@ -45,8 +46,8 @@ def find_handlers(name: str, parts: Sequence[object]) -> dict[str, Method]:
 
 
 class LazyService:
-    """A proxy with the methods of the service `name` ("Admin"). The first call of any method imports `module` and makes
-    the parts of the service with `make`."""
+    """A proxy with the methods of the gRPC service `name` ("Admin"). The first call of any method imports `module`, and
+    creates the objects that implement the service by a call of `make`."""
 
     def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], Sequence[object]]) -> None:
         self._name = name
@@ -70,6 +71,7 @@ class LazyService:
 
 
 def make_lazy_admin(broker: TopicManager) -> LazyService:
+    """Returns a proxy of the service "Admin", whose module is imported at its first call."""
     def make() -> Sequence[object]:
         from .admin import PARTS
 
@@ -79,6 +81,7 @@ def make_lazy_admin(broker: TopicManager) -> LazyService:
 
 
 def make_lazy_transactions(broker: TopicManager) -> LazyService:
+    """Returns a proxy of the service "Transactions", whose module is imported at its first call."""
     def make() -> Sequence[object]:
         from .transactions import PARTS
 
@@ -102,9 +105,9 @@ LOOKS = re.compile(
 
 
 class CheckedService:
-    """Wraps `service`, an implementation of the service `name` ("Admin"): authorizes and audits each call. The methods
-    of an Admin implementation return plain values, and those of this object return messages; `value_handlers` maps an
-    rpc to the method that returns the plain value."""
+    """Wraps `service`, an implementation of the gRPC service `name` ("Admin"): checks the caller's permission for each
+    call, and writes each change to the audit log. The methods of an Admin implementation return plain values, and the
+    methods of this object return messages. `value_handlers`: maps an rpc to the method that returns the plain value."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         self.value_handlers: dict[str, Handler] = {}
@@ -165,8 +168,9 @@ def _needed(path: str, rule: PermissionRule, request: Any) -> Permission:
 async def authorize_request(
     path: str, request: Any, context: CallContext, access: Authorizer, *, audited: bool = True
 ) -> None:
-    """Authorizes a request for the rpc `path` ("Admin.DeleteTopic") as a call of that rpc would. Raises Unauthorized,
-    or InvalidName if a topic or namespace in the request has an invalid name. `audited`: the audit log has it."""
+    """Checks the caller's permission for the rpc `path` ("Admin.DeleteTopic") with this request, as a call of the rpc
+    would. Raises Unauthorized if the caller may not call the rpc; InvalidName if a topic or namespace in the request
+    has an invalid name. `audited`: whether the audit log records the check."""
     if not may_call_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access, audited=audited)
 

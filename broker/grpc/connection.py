@@ -58,8 +58,8 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve_connect(broker: TopicManager, stream: Connects, context: CallContext) -> None:
-    """Serves the stream until either side ends it. If the client ends its side, requests in progress are answered
-    before the stream ends."""
+    """Serves one Connect stream of a client until the client or the broker ends the stream. If the client ends its
+    direction of the stream, the requests in progress are answered before the stream ends."""
     connection = ConnectStream(broker, stream, context)
     await run_then(_serve(connection, stream, broker.world.clock), lambda: run_to_end(connection.close()))
 
@@ -88,7 +88,8 @@ async def _serve(connection: ConnectStream, stream: Connects, clock: Clock) -> N
 
 
 class ConnectStream:
-    """One Connect stream and its handlers, by id."""
+    """One Connect stream of a client: all of its producers and consumers, each with an id on the stream and a
+    handler."""
 
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
         self.broker = broker
@@ -106,7 +107,8 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ frames in
     def on_frame(self, frame: wire.ClientFrame) -> None:
-        """Handles a frame whose id has no handler: opens a producer or consumer, or refuses the frame."""
+        """Handles a frame whose id has no handler: opens the producer or consumer that the frame requests; refuses any
+        other frame."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -147,7 +149,8 @@ class ConnectStream:
             self._room = None
 
     async def wait_room(self) -> None:
-        """Waits until the stream may be read again. Raises ConnectionLost."""
+        """Waits until the stream may be read again, because the queued work and the unsent answers are below their
+        bounds. Raises ConnectionLost if the connection is lost."""
         if self.stream.queued_bytes > OUT_BYTES:
             await self.stream.wait_sent(self.stream.sent_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
@@ -189,8 +192,8 @@ class ConnectStream:
         return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
     async def wait_drained(self, handler: ConsumerHandler) -> None:
-        """Waits until about half of the handler's queued deliveries are sent and there is memory. Raises
-        ConnectionLost."""
+        """Waits until about half of the handler's queued deliveries are sent and the memory limits permit more. Raises
+        ConnectionLost if the connection is lost."""
         while self._is_full(handler):
             if handler.sent:
                 await self.stream.wait_sent(handler.sent[len(handler.sent) // 2][0])
@@ -213,8 +216,8 @@ class ConnectStream:
 
     # ------------------------------------------------------------------ the end of the stream
     async def answer_outstanding(self) -> None:
-        """Called after the client has ended its side: answers the requests in progress, and cancels the opening of
-        producers and consumers that are not open yet."""
+        """Called after the client has ended its direction of the stream: answers all requests in progress, and cancels
+        the opening of producers and consumers that are not open yet."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.wait_settled() for handler in handlers if isinstance(handler, ProducerHandler)])
@@ -226,7 +229,7 @@ class ConnectStream:
                 await self._drained
 
     async def close(self) -> None:
-        """Ends the connection: producers leave their topics, consumers leave their subscriptions."""
+        """Ends the connection: its producers leave their topics, and its consumers leave their subscriptions."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:
@@ -246,7 +249,7 @@ class ConnectStream:
 
 
 class BrokerService:
-    """The Broker service; each method is an rpc."""
+    """Implements the gRPC service Broker; each method implements one rpc."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

@@ -25,12 +25,14 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
 def parse_half_id(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a half message. Raises InvalidRequest if the two numbers are no such id."""
+    """Returns the id of the half message that two numbers of a request identify. Raises InvalidRequest if the numbers
+    are not a valid id."""
     return TxnId.from_numbers(asked.most, asked.least)
 
 
 class HalfMessageService:
-    """The rpcs of Transactions about half messages."""
+    """Implements the rpcs of the gRPC service Transactions about half messages (messages that are stored at a
+    coordinator, and published to their topics at the commit)."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -122,7 +124,7 @@ def _check(coordinator: int, asked: AskHalf) -> wire.HalfCheck:
 
 
 class HalfMessageAdminService:
-    """The rpcs of Admin about half messages."""
+    """Implements the rpcs of the gRPC service Admin about half messages."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker

@@ -99,7 +99,8 @@ Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 
 
 class Handler:
-    """The handler of one producer or consumer. `number` is its id on the stream."""
+    """Translates between the frames of one producer or consumer and its session. `number`: the id of the producer or
+    consumer on the stream."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "has_ended", "number", "opened")
 
@@ -269,7 +270,8 @@ class Handler:
 
     # ------------------------------------------------------------------ the end
     def close_with_error(self, error: MagnetarError) -> None:
-        """Closes the producer or consumer for a reason of the broker, and sends the error to the client."""
+        """Called when the broker must close the producer or consumer because of `error`: closes it, and sends the error
+        to the client."""
         if not self.has_ended:
             self._send_closed(error)
             self._end_handler(self.leave())
@@ -297,8 +299,8 @@ class Handler:
         self._send_done(request_id, None)
 
     async def leave(self) -> None:
-        """Ends the handler at once, because the stream ended or the broker closed the producer or consumer: cancels the
-        opening and ends the session. Idempotent."""
+        """Ends the producer or consumer at once, because the stream has ended or the broker has closed it: cancels its
+        opening if that is in progress, and ends its session. Idempotent."""
         self.has_ended = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -308,7 +310,8 @@ class Handler:
 
 
 class ProducerHandler(Handler):
-    """The handler of a producer, and its session's port (broker/session/producer.py `ProducerPort`)."""
+    """Translates between the frames of one producer and its session, and is the port of this session
+    (broker/session/producer.py `ProducerPort`)."""
 
     __slots__ = ("_hears_waits", "_session")
 
@@ -347,7 +350,7 @@ class ProducerHandler(Handler):
             self._session.leave()
 
     async def wait_settled(self) -> None:
-        """Closes the session; returns when every publish has its answer."""
+        """Closes the session of the producer, and waits until every publish is answered."""
         if self.opened:
             await self._close()
 
@@ -382,7 +385,8 @@ class ProducerHandler(Handler):
 
 
 class ConsumerHandler(Handler):
-    """The handler of a consumer, and its session's port (broker/session/consumer.py `ConsumerPort`)."""
+    """Translates between the frames of one consumer and its session, and is the port of this session
+    (broker/session/consumer.py `ConsumerPort`)."""
 
     __slots__ = ("_head", "_last_acks", "_says_last", "_session", "queued_bytes", "sent")
 

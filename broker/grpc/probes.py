@@ -29,20 +29,23 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """Health: SERVING while the broker is ready. `services`: the full names for which it may be asked, besides ""."""
+    """Implements gRPC's health service: the status is SERVING while the broker is ready. `services`: the full names of
+    the services whose status may be requested, besides "" (the whole server)."""
 
     def __init__(self, readiness: ReadinessCheck, services: tuple[str, ...]) -> None:
         self._readiness = readiness
         self._services = services
 
     async def check(self, request: Any, context: CallContext) -> Any:
-        """Answers Check. Raises NotFound for a service that is not here."""
+        """Answers the rpc Check with the current status. Raises NotFound if this server does not have the requested
+        service."""
         if request.service and request.service not in self._services:
             raise NotFound("this server has no service of that name")
         return await self._answer()
 
     async def watch(self, stream: Any, context: CallContext) -> None:
-        """Serves Watch until the caller leaves; a service that is not here may come, so it is no error."""
+        """Serves the rpc Watch: sends the status, and then each change of it, until the caller leaves. A service that
+        this server does not have is no error: its status is SERVICE_UNKNOWN."""
         request = await stream.receive()
         known = not request.service or request.service in self._services
         last = None
@@ -60,13 +63,13 @@ class HealthService:
 
 
 class ReflectionService:
-    """Server reflection: `services` are the full names that it lists."""
+    """Implements gRPC's server reflection. `services`: the full names of the services that it lists."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
         self._services = services
 
     async def server_reflection_info(self, stream: Any, context: CallContext) -> None:
-        """Answers each request of the stream, until its end (EndOfStream)."""
+        """Answers each request of the stream until the caller ends the stream, and then raises EndOfStream."""
         while True:
             request = await stream.receive()
             answer = reflection_pb2.ServerReflectionResponse(valid_host=request.host, original_request=request)
@@ -123,7 +126,8 @@ def _add_files(answer: Any, file: FileDescriptor) -> None:
 
 
 def make_probe_services(readiness: ReadinessCheck, services: tuple[str, ...]) -> list[tuple[str, object]]:
-    """Returns the services by their full names. `services`: the full names of the others at this port."""
+    """Returns the services for health checks and reflection, by their full names. `services`: the full names of the
+    other services at the same port."""
     names = (*services, HEALTH, *REFLECTION)
     reflection = ReflectionService(names)
     return [(HEALTH, HealthService(readiness, names)), *((name, reflection) for name in REFLECTION)]

@@ -33,7 +33,7 @@ LIST_DEFAULT = 1_000
 
 
 class TransactionService:
-    """The rpcs of Transactions about transactions."""
+    """Implements the rpcs of the gRPC service Transactions, except those about half messages."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -184,7 +184,7 @@ PARTS = (TransactionService, HalfMessageService)
 
 
 class TransactionAdminService:
-    """The rpcs of Admin about transactions."""
+    """Implements the rpcs of the gRPC service Admin about transactions."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -224,7 +224,8 @@ class TransactionAdminService:
 
 
 def parse_txn_id(asked: wire.TransactionId) -> TxnId:
-    """Returns the id of a transaction. Raises InvalidRequest if the two numbers are no such id."""
+    """Returns the id of the transaction that two numbers of a request identify. Raises InvalidRequest if the numbers
+    are not a valid id."""
     return TxnId.from_numbers(asked.most, asked.least)
 
 

@@ -39,15 +39,16 @@ from .slow_publishes import SlowPublishes
 
 
 class Publisher(Protocol):
-    """The port for the outcomes of publishes: the producer of each. No method may wait or raise."""
+    """The port through which a log reports the outcome of a publish to the producer of the entry. No method may wait or
+    raise."""
 
     def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
     def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
 class Publish(QueuedPublish):
-    """An entry in flight, from the frame that contained it to its receipt: in the log's queue, pending at the ledger's
-    writer, and with its sender."""
+    """An entry in flight, from the frame that contains it to its receipt. Its sender, the queue of the log and the
+    writer of the ledger refer to this one object."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
                  "timestamp_ms", "txn")  # fmt: skip
@@ -82,8 +83,8 @@ AGE_LOOK_MS = 1000
 
 
 class Appender:
-    """Appends the publishes of one log to the ledger that is written. `writer`: None until the first ledger;
-    `timestamp_ms`: that of the last publish."""
+    """Appends the publishes of one log to the ledger that is being written. `writer`: the writer of that ledger; None
+    until the first ledger. `timestamp_ms`: the time of the last publish."""
 
     __slots__ = (
         "_age_due_ms",
@@ -134,8 +135,8 @@ class Appender:
 
     # ------------------------------------------------------------------ sending
     def send_queued(self) -> None:
-        """Sends queued publishes while the ledger has room. Calls `on_stopped` if no ledger is written, or it is full
-        or has failed."""
+        """Sends queued publishes to the ledger while it has room. Calls `on_stopped` if no ledger is open, or if the
+        ledger is full or has failed."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -179,15 +180,15 @@ class Appender:
 
     # ------------------------------------------------------------------ confirming
     def start_ledger(self, writer: LedgerWriter) -> None:
-        """Starts to write a ledger, which the committed list must name already."""
+        """Starts to append to the ledger of `writer`. The committed list of ledgers must name this ledger already."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self._ledger_s = self._clock.monotonic()
         self.queue.start_ledger(writer.ledger_id)
 
     def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Called when the ledger has stored the entries up to `last_entry`: confirms these publishes, in order. Those
-        that one answer of the bookies confirms get their receipts together."""
+        """Called when the ledger has stored the entries up to `last_entry`: confirms their publishes, in order.
+        Publishes that one answer of the bookies confirms get their receipts together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
         if confirmed := self.queue.take_confirmed(last_entry):
@@ -195,13 +196,13 @@ class Appender:
             self._on_confirmed()
 
     def on_append_failed(self, writer: LedgerWriter) -> None:
-        """Called when the ledger's writer has failed: the log continues in another ledger."""
+        """Called when the writer of the ledger has failed: the log continues in another ledger."""
         if writer is self.writer:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """Confirms publishes, in order. All of them must be stored in the ledger that is written, or was written
-        last."""
+        """Confirms the publishes in `confirmed`, in order. All of them must be stored in the ledger that is being
+        written, or in the one that was written last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         if confirmed and now_s - confirmed[0].arrived_s > self._slow_s:
@@ -228,8 +229,9 @@ class Appender:
             seconds.count_waiting()
 
     def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """Ends the ledger that is written, at `last_entry`. Returns the stored publishes that are not confirmed yet,
-        and the ledger's closed row for the list. ([], None) if no ledger was written yet."""
+        """Ends the ledger that is being written, at entry `last_entry`. Returns the publishes that are stored in it and
+        not confirmed yet, and the closed row of the ledger for the list of ledgers. Returns ([], None) if no ledger was
+        written yet."""
         if self.writer is None:
             return [], None
         stored = self.queue.end_ledger(last_entry)
@@ -248,7 +250,8 @@ class Appender:
 
     @property
     def is_degraded(self) -> bool:
-        """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
+        """Returns True if the ledger that is being written has fewer bookies, or fewer copies, than the policy asks
+        for."""
         writer = self.writer
         return writer is not None and (
             writer.record.ensemble_size < self._managed_ledger.wanted_replication.ensemble_size

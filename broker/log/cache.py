@@ -25,7 +25,7 @@ for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic for delivery: its bytes (`frames`), its position, and the number and indexes of its
+    """An entry of a topic as it is delivered: its bytes (`frames`), its position, and the number and the indexes of its
     messages."""
 
     __slots__ = (
@@ -48,8 +48,8 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """Returns the entry at `position`, from the bytes that a bookie returned. Raises CorruptEntry if they do not
-        parse."""
+        """Returns the entry at `position`, parsed from the bytes that a bookie returned. Raises CorruptEntry if the
+        bytes do not parse."""
         index, timestamp_ms, metadata, _ = parse_stored_head(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
@@ -62,8 +62,8 @@ class StoredEntry:
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if the entry is a chunk of a message, and not its last one. Parses the header of a chunk each
-        time."""
+        """Returns True if the entry is a chunk of a message and is not the last chunk. Each call parses the header of a
+        chunk."""
         if not self.chunk_of:
             return False
         metadata = parse_stored_head(self.frames[-1]).metadata
@@ -71,24 +71,26 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the Key_Shared slots of the keys of its messages, that of the first message first. `find_slots` or
-        `set_slots` must have been called before."""
+        """Returns the Key_Shared slots of the keys of the entry's messages, the slot of the first message first.
+        `find_slots` or `set_slots` must have been called before."""
         assert self._slots is not None, "find_slots comes before"
         return self._slots
 
     def find_slots(self) -> bool:
-        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): then
-        the caller must compute them in a thread, and call `set_slots`."""
+        """Computes the Key_Shared slots of the entry's messages and stores them in the entry. Returns False, and
+        computes nothing, if that would take long (unfolding.py): then the caller must compute the slots in a thread,
+        and call `set_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
 
     @property
     def has_slots(self) -> bool:
+        """Returns True if the Key_Shared slots of the entry's messages are known."""
         return self._slots is not None
 
     def set_slots(self, slots: tuple[int, ...]) -> None:
-        """Sets the slots, which were computed in a thread."""
+        """Stores the Key_Shared slots of the entry's messages, which were computed in a thread."""
         self._slots = slots
 
     @property
@@ -97,8 +99,8 @@ class StoredEntry:
         return self.size + ENTRY_BYTES
 
     def copy_buffer_views(self) -> None:
-        """Copies the frames that are views of a larger buffer. Otherwise an entry that stays in the cache would keep
-        the whole buffer in memory."""
+        """Copies those frames of the entry that are views of a larger buffer. Without the copies, an entry that stays
+        in the cache would keep the whole buffer in memory."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
@@ -147,7 +149,7 @@ _SLOTS = _Slots()
 
 
 class TailCache:
-    """A cache of entries, bounded in bytes. Evicts the entries that were added first."""
+    """A cache of the newest entries of a log, bounded in bytes. Evicts the entries that were added first."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self.bytes_max = bytes_max
@@ -170,7 +172,7 @@ class TailCache:
                 self._drop_oldest()
 
     def add_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Adds entries of one ledger, in order."""
+        """Adds several entries of one ledger, which must be in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
@@ -186,7 +188,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """Sets the bound in bytes, and evicts the oldest entries above it."""
+        """Sets the largest size of the cache in bytes, and evicts the oldest entries until the cache is not larger."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()
@@ -202,12 +204,13 @@ class TailCache:
                 del self._ledgers[ledger_id]
 
     def get(self, position: Position) -> StoredEntry | None:
+        """Returns the cached entry at `position`; None if it is not cached."""
         entries = self._ledgers.get(position[0])
         return entries.get(position[1]) if entries is not None else None
 
     def cached_run(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns cached entries of one ledger from `position` on, without a gap: up to `last_entry`, `entries_max` and
-        `bytes_max`, at least one. Empty if the entry at `position` is not cached."""
+        """Returns consecutive cached entries of one ledger, from `position` on: up to `last_entry`, `entries_max` and
+        `bytes_max`, and at least one. Returns no entries if the entry at `position` is not cached."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
         if entries is None:
@@ -222,8 +225,8 @@ class TailCache:
         return found
 
     def discard(self, ledger_id: int) -> None:
-        """Drops the entries of a ledger that is no longer needed, here and in `recent`. Their memory is freed at
-        once."""
+        """Removes the entries of a ledger that is no longer needed, from the cache and from `recent`. Their memory is
+        freed at once."""
         if self.recent is not None:
             self.recent.discard(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

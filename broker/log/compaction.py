@@ -87,8 +87,8 @@ from .unfolding import run_off_loop
 
 
 class CompactedLedger:
-    """An open compacted ledger. `read` returns surviving entries as entries of the topic, at their original
-    positions."""
+    """An open compacted ledger: the entries of a topic that survived a compaction. `read` returns them as entries of
+    the topic, at their original positions."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[SurvivorRow]) -> None:
         self.record = record
@@ -98,8 +98,8 @@ class CompactedLedger:
 
     @classmethod
     async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLedger:
-        """Opens the compacted ledger and reads its table. Raises DataLost if it is damaged or lost; LedgerNotFound if
-        the ledger does not exist; Unavailable if bookies do not answer."""
+        """Opens the compacted ledger and reads its table. Returns the open ledger. Raises DataLost if the ledger is
+        damaged or lost; LedgerNotFound if it does not exist; Unavailable if bookies do not answer."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_table_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
@@ -112,15 +112,17 @@ class CompactedLedger:
 
     @property
     def horizon(self) -> Position:
+        """Returns the position up to which the topic was compacted into this ledger."""
         return Position(self.record.horizon_ledger, self.record.horizon_entry)
 
     @property
     def entries(self) -> int:
+        """Returns the number of surviving entries."""
         return self.record.entries
 
     def find_survivor_number(self, position: Position) -> int:
-        """Returns the number (from 0) of the first surviving entry at or after `position`; `entries` if there is
-        none."""
+        """Returns the number (from 0) of the first surviving entry at or after `position`; `entries`, the number of all
+        surviving entries, if there is none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries
@@ -129,12 +131,13 @@ class CompactedLedger:
         return row.first + before
 
     def find_row(self, ledger_id: int) -> SurvivorRow | None:
-        """Returns the table's row for a ledger of the topic; None if no entry of the ledger survives."""
+        """Returns the row that the table has for a ledger of the topic; None if no entry of that ledger survives."""
         at = bisect_left(self._ids, ledger_id)
         return self.rows[at] if at < len(self.rows) and self._ids[at] == ledger_id else None
 
     async def read(self, first: int, bytes_max: int) -> list[StoredEntry]:
-        """Reads surviving entries from number `first` on, at least one. Raises DataLost if one is damaged."""
+        """Returns surviving entries, from the one with the number `first` on, at least one. Raises DataLost if an entry
+        is damaged."""
         found = await self._reader.read(first, self.entries - 1, bytes_max)
         try:
             return [StoredEntry.parse(*decode_survivor(each.payload)) for each in found]
@@ -142,6 +145,7 @@ class CompactedLedger:
             raise DataLost(f"compacted ledger {self.record.ledger_id}: {error}") from error
 
     async def read_survivor(self, number: int) -> StoredEntry:
+        """Returns the surviving entry with this number (from 0)."""
         return (await self.read(number, 1))[0]
 
     async def find_first_since(self, time_ms: int) -> StoredEntry | None:
@@ -152,8 +156,8 @@ class CompactedLedger:
         ).entry
 
     async def read_last_survivor(self) -> tuple[StoredEntry, int] | None:
-        """Returns the last surviving entry, and the batch index of its last message that was not removed (-1: the entry
-        is no batch); None if no entry survives."""
+        """Returns the last surviving entry, and the batch index of its last surviving message (-1: the entry is not a
+        batch); None if no entry survives."""
         if not self.entries:
             return None
         entry = await self.read_survivor(self.entries - 1)
@@ -161,7 +165,7 @@ class CompactedLedger:
 
 
 class CompactedShape(CommittedShape):
-    """The shape of a topic for consumers that read the compacted form."""
+    """The shape of a topic for consumers that read the compacted form of the topic."""
 
     __slots__ = ("_ghosts", "_rows")
 
@@ -171,8 +175,8 @@ class CompactedShape(CommittedShape):
         super().__init__(log)
 
     def set_survivors(self, rows: list[SurvivorRow]) -> None:
-        """Sets the rows of the compacted ledger: its surviving entries can be read also where the log has trimmed their
-        ledger."""
+        """Sets the rows of the compacted ledger. Its surviving entries can be read even where the log has trimmed the
+        ledgers that contained them."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
             if row.ledger_id not in self._spans:
@@ -189,7 +193,7 @@ class CompactedShape(CommittedShape):
             self._ghosts.add(ledger_id)
 
     def is_trimmed(self, ledger_id: int) -> bool:
-        """Returns True if the log has trimmed the ledger, of which entries survive here."""
+        """Returns True if the log has trimmed this ledger and some of its entries survive in the compacted ledger."""
         return ledger_id in self._ghosts
 
 
@@ -202,7 +206,8 @@ def _ghost(row: SurvivorRow) -> Span:
 
 
 class CompactedReader:
-    """The SegmentReader of the compacted ledger up to its horizon, and of the log after it."""
+    """Reads the entries of the compacted ledger up to its horizon, and the entries of the log after the horizon. A
+    SegmentReader."""
 
     def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
         self.compacted: CompactedLedger | None = None
@@ -210,7 +215,7 @@ class CompactedReader:
         self._log = log
 
     def set_log_reader(self, log: SegmentReader) -> None:
-        """Sets the reader of the entries after the horizon."""
+        """Sets the reader that reads the entries of the log after the horizon."""
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLedger | None:
@@ -225,8 +230,8 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns entries from the first surviving one at or after `position` on; after the horizon those of the log.
-        Empty if compaction removed all of them and none follows."""
+        """Returns entries from `position` on: up to the horizon the surviving ones, after the horizon those of the log.
+        Returns no entries if compaction removed all entries from there on and none follows."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -272,7 +277,7 @@ class CompactedReader:
 
 
 class CompactedView:
-    """The ReadableLog for consumers that read the compacted form."""
+    """The log of a topic for consumers that read the compacted form. A ReadableLog."""
 
     is_compacted = True
 
@@ -291,8 +296,8 @@ class CompactedView:
         return self._log.state
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """From now on, only committed entries are read after the horizon. `log`: the view of the log with these entries
-        (log.py)."""
+        """Has readers get only committed entries after the horizon from now on. `log`: the view of the log that
+        contains only committed entries (log.py)."""
         self._log = log
         self.reader.set_log_reader(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
@@ -300,15 +305,16 @@ class CompactedView:
 
     @property
     def compacted(self) -> CompactedLedger | None:
+        """Returns the compacted ledger that is read now; None if the topic was never compacted."""
         return self.reader.compacted
 
     def switch_compacted_ledger(self, compacted: CompactedLedger) -> None:
-        """Reads from another compacted ledger from now on."""
+        """Reads from the compacted ledger `compacted` instead of the present one from now on."""
         self.shape.set_survivors(compacted.rows)
         self.reader.compacted = compacted
 
     def removed_entries(self) -> Iterator[tuple[int, BitMap]]:
-        """Yields the entries that compaction removed, by ledger."""
+        """Yields, for each ledger of the topic, the ids of the entries that compaction removed."""
         compacted = self.compacted
         if compacted is None:
             return
@@ -337,7 +343,7 @@ one starts over."""
 
 
 class CompactionProgress:
-    """The progress of the running compaction, or of the last one."""
+    """The state and the progress of the running compaction; if none is running, those of the last one."""
 
     def __init__(self) -> None:
         self.state = CompactionState.NOT_RUN
@@ -349,7 +355,7 @@ class CompactionProgress:
 
 
 class Compaction:
-    """The compaction of one topic. `changed` is called when another compacted ledger is published."""
+    """The compaction of one topic. The function `changed` is called when another compacted ledger is published."""
 
     __slots__ = (
         "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
@@ -383,7 +389,7 @@ class Compaction:
 
     @property
     def progress(self) -> CompactionProgress:
-        """Returns the progress of the running compaction, or of the last one."""
+        """Returns the progress of the running compaction; if none is running, the progress of the last one."""
         if self._progress is None:
             self._progress = CompactionProgress()
         return self._progress
@@ -399,8 +405,8 @@ class Compaction:
 
     @property
     def shape(self) -> LogShape:
-        """Returns the shape for consumers that read the compacted form; that of the log if the topic was never
-        compacted."""
+        """Returns the shape for consumers that read the compacted form of the topic; the shape of the log if the topic
+        was never compacted."""
         return self.view.shape if self.record is not None else self.log.shape
 
     @property
@@ -408,15 +414,15 @@ class Compaction:
         return self._task is not None
 
     def hide_uncommitted_entries(self, log: ReadableLog) -> None:
-        """Switches to committed entries: from now on compaction only reads committed entries, and so do readers after
-        the horizon. `log`: the view of the log that has these entries only."""
+        """Has compaction read only committed entries from now on, and readers of the compacted form get only committed
+        entries after the horizon. `log`: the view of the log that contains only committed entries."""
         view = self.view
         self.shown = log
         view.hide_uncommitted_entries(log)
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the position up to which compaction no longer needs the log. Returns None if compaction needs no part
-        of the log."""
+        """Returns the position up to which compaction no longer needs the log; None if compaction needs nothing of the
+        log."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.is_running or applied.compaction_threshold_bytes:
@@ -426,10 +432,11 @@ class Compaction:
         return TrimLimit(mark, why=LedgerStays.NOT_COMPACTED)
 
     def own_ledgers(self) -> list[int]:
+        """Returns the ids of the ledgers that compaction owns, which must be deleted with the topic."""
         return [self.record.ledger_id] if self.record is not None else []
 
     def uncompacted_bytes(self) -> int:
-        """Returns an estimate of the bytes after the horizon, which are not compacted yet."""
+        """Returns an estimate of the bytes of the log after the horizon, which no compaction has read yet."""
         horizon = self.record
         size = 0.0
         for span in self.log.shape.spans:
@@ -443,7 +450,7 @@ class Compaction:
     # ------------------------------------------------------------------ life
     async def open(self, applied: AppliedPolicies) -> None:
         """Opens the compacted ledger that the topic's record names. The log must be taken over before. Raises the error
-        with which the ledger cannot be read."""
+        with which the ledger could not be read."""
         record = self.record
         if record is None:
             return
@@ -457,7 +464,7 @@ class Compaction:
             raise
 
     def start(self) -> bool:
-        """Starts a compaction. Returns False if one is running."""
+        """Starts a compaction. Returns False, and starts none, if a compaction is running."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -468,7 +475,7 @@ class Compaction:
         return True
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Starts a compaction if at least as many bytes as the threshold of the policy are not compacted."""
+        """Starts a compaction if the number of bytes that are not compacted has reached the threshold of the policy."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.uncompacted_bytes() >= threshold_bytes:
             self.start()
@@ -505,13 +512,14 @@ class Compaction:
             self._task = None
 
     def on_published(self, compacted: CompactedLedger) -> None:
-        """Called when the topic's record names another compacted ledger: reads from that one from now on."""
+        """Called when the topic's record names another compacted ledger: readers read from the ledger `compacted` from
+        now on."""
         self.view.switch_compacted_ledger(compacted)
         self._changed()
 
 
 class CompactionRun:
-    """One run of a compaction: does `STEPS` in their order."""
+    """One run of a compaction. Does the `STEPS` in their order."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -532,8 +540,8 @@ class CompactionRun:
         self._breath = 0
 
     async def run(self) -> None:
-        """Runs all steps; does nothing if nothing was stored since the last compaction. Raises the error of the step
-        that fails."""
+        """Runs all steps of the compaction. Does nothing if nothing was stored since the last compaction. Raises the
+        error of the step that fails."""
         old = self._old
         if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
             return  # nothing is new
@@ -558,6 +566,7 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
+        """Step: reads the log, as often as the memory limit requires, and finds the messages that survive."""
         survey, progress = self._survey, self._of.progress
         while not survey.is_done:
             live = self._live()
@@ -575,9 +584,12 @@ class CompactionRun:
         self._survey.add_entry(entry.first_index, entry.count, parse_entry(entry.payload))
 
     async def create(self) -> None:
+        """Step: creates the new compacted ledger."""
         self._writer = await self._of.ledgers.create()
 
     async def name(self) -> None:
+        """Step: stores the id of the new ledger in the topic's record, so that it can be deleted after a crash. Deletes
+        the ledgers that earlier runs left."""
         record, writer = self._log.record, self._writer
         assert writer is not None, "a ledger was created"
         current = record.compacted.ledger_id if record.compacted is not None else -1
@@ -586,6 +598,7 @@ class CompactionRun:
         await self._of.ledgers.delete(*before)
 
     async def copy(self) -> None:
+        """Step: reads the log again, and appends the surviving entries to the new ledger."""
         writer, survivors = self._writer, self._survey.survivors
         assert writer is not None, "a ledger was created"
         async for entries in self._read():
@@ -603,10 +616,12 @@ class CompactionRun:
         await self._stored()
 
     async def close(self) -> None:
+        """Step: closes the new ledger."""
         assert self._writer is not None, "a ledger was created"
         await self._writer.close()
 
     async def publish(self) -> None:
+        """Step: commits the new ledger as the compacted ledger in the topic's record. It must be readable before."""
         log, writer = self._log, self._writer
         assert writer is not None, "a ledger was created"
         self._compacted = Compacted(
@@ -620,6 +635,7 @@ class CompactionRun:
         self._of.on_published(opening)
 
     async def delete(self) -> None:
+        """Step: deletes the former compacted ledger."""
         if self._old is not None:
             await self._of.ledgers.delete(self._old.record.ledger_id)
 

@@ -81,11 +81,11 @@ _ROW = struct.Struct(">QQqqQI")
 
 
 class DamagedCompaction(ValueError):
-    """Raised if bytes of a compacted ledger are damaged."""
+    """Raised if the bytes of a compacted ledger are damaged."""
 
 
 class SurvivorRow(msgspec.Struct):
-    """A row of a compacted ledger's table: the surviving entries of one ledger of the topic."""
+    """A row of the table of a compacted ledger: the entries of one ledger of the topic that survived the compaction."""
 
     ledger_id: int
     entries: int
@@ -96,7 +96,7 @@ class SurvivorRow(msgspec.Struct):
 
     @property
     def removed(self) -> BitMap:
-        """Returns the entry ids that compaction removed from the ledger."""
+        """Returns the ids of the entries that compaction removed from this ledger of the topic."""
         return BitMap(range(self.entries)) - self.survivors
 
 
@@ -118,13 +118,14 @@ def _body(data: Buffer, kind: int) -> bytes:
 
 
 def encode_survivor(position: Position, entry: bytes) -> bytes:
-    """Returns a surviving entry of the topic as an entry of the compacted ledger, with its original position."""
+    """Returns the bytes with which a surviving entry of the topic is stored in the compacted ledger. They contain its
+    original position."""
     return _record(SURVIVOR, _POSITION.pack(*position) + entry)
 
 
 def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
-    """Returns the original position and the stored bytes of a surviving entry. Raises DamagedCompaction if `data` is
-    damaged."""
+    """Returns the original position and the stored bytes of a surviving entry, from an entry of the compacted ledger.
+    Raises DamagedCompaction if `data` is damaged."""
     body = _body(data, SURVIVOR)
     if len(body) < _POSITION.size:
         raise DamagedCompaction("a survivor ends inside its position")
@@ -132,7 +133,8 @@ def decode_survivor(data: Buffer) -> tuple[Position, bytes]:
 
 
 def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
-    """Returns the pieces of the table that ends a compacted ledger, as entries of the ledger."""
+    """Returns the entries that store the table of surviving entries at the end of a compacted ledger. Each entry
+    contains one piece of the table."""
     parts: list[bytes] = []
     for row in rows:
         bitmap = row.survivors.serialize()
@@ -145,8 +147,8 @@ def encode_table(rows: list[SurvivorRow]) -> list[bytes]:
 
 
 def decode_table_piece(data: Buffer) -> tuple[int, int, bytes]:
-    """Returns the number of a piece of the table, the number of all pieces, and the bytes of the rows in it. Raises
-    DamagedCompaction if `data` is damaged."""
+    """Returns the number of a piece of the table of surviving entries, the number of all pieces, and the bytes of the
+    rows in the piece. Raises DamagedCompaction if `data` is damaged."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompaction("a piece of a table ends inside its head")
@@ -157,8 +159,8 @@ def decode_table_piece(data: Buffer) -> tuple[int, int, bytes]:
 
 
 def decode_table_rows(body: bytes) -> list[SurvivorRow]:
-    """Returns the rows of a table. `body`: the rows' bytes of all pieces, concatenated. Raises DamagedCompaction if it
-    is damaged."""
+    """Returns the rows of the table of surviving entries. `body`: the concatenated bytes of the rows of all pieces.
+    Raises DamagedCompaction if `body` is damaged."""
     rows: list[SurvivorRow] = []
     offset = 0
     while offset < len(body):
@@ -203,7 +205,7 @@ def parse_entry(entry: Buffer) -> Opened | None:
 
 
 class KeySurvey:
-    """The first pass of a compaction: finds the messages that survive (`survivors`, their indexes)."""
+    """The first pass of a compaction: finds the messages that survive, and collects their indexes in `survivors`."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -219,10 +221,12 @@ class KeySurvey:
 
     @property
     def is_done(self) -> bool:
+        """Returns True if the surviving messages of all keys are known."""
         return self._low >= _SPACE
 
     def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """Adds the next entry, in log order. `entry` None: the entry does not parse, so all of its messages survive."""
+        """Adds the next entry of the log; entries must be added in log order. `entry` None: the entry does not parse,
+        so all of its messages survive."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)
@@ -280,7 +284,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Ends a round, that is one reading of the whole log. Adds the latest message of each key of this round to
+        """Ends a round, which is one reading of the whole log. Adds the latest message of each key of this round to
         `survivors`."""
         for value in self._latest.values():
             if isinstance(value, tuple):
@@ -295,8 +299,8 @@ class KeySurvey:
 
 
 def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """Returns the bytes that survive of a stored entry: all of it, or a batch in which the removed messages are empty;
-    None if no message survives."""
+    """Returns the bytes of a stored entry after compaction: the whole entry, or a batch in which the removed messages
+    are empty; None if no message of the entry survives."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None
@@ -319,8 +323,8 @@ def compact_entry(entry: Buffer, first_index: int, count: int, survivors: BitMap
 
 
 def last_batch_index(entry: Buffer) -> int:
-    """Returns the batch index of the entry's last message that no compaction removed; -1 if the entry is no batch, or
-    does not parse."""
+    """Returns the batch index of the last message of the entry that no compaction removed; -1 if the entry is not a
+    batch, or does not parse."""
     found = parse_entry(entry)
     if found is None or not found[0].batched:
         return -1

@@ -31,42 +31,45 @@ from .reader import PositionOfIndex
 
 
 class SegmentReader(Protocol):
-    """Reads entries of a log from where they are: caches, bookies, a compacted ledger, or memory."""
+    """Reads the entries of a log. Where they are read from depends on the log: caches, bookies, a compacted ledger, or
+    memory."""
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries of one ledger from `position` on, without a gap, that are in memory; empty if the
-        first one is not."""
+        """Returns consecutive confirmed entries of one ledger that are in memory, from `position` on; returns no
+        entries if the first one is not in memory."""
 
     def get(self, position: Position) -> StoredEntry | None:
-        """Returns the entry if it is in memory, else None."""
+        """Returns the entry at `position` if it is in memory, else None."""
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         """Returns entries of one ledger from `position` on, up to `last_entry`, at least one. Raises InvalidRequest if
-        no entry is at `position`, or it was trimmed."""
+        no entry is at `position`, or if the entry was trimmed."""
 
     async def read_entry(self, position: Position) -> StoredEntry: ...
 
     async def locate_index(self, index: int) -> PositionOfIndex:
-        """Returns the position of the entry that contains message `index`, or of the first entry after it. If there is
-        none, returns the position after the last entry."""
+        """Returns the position of the entry that contains the message with the index `index`, or of the first entry
+        after it. If there is none, returns the position after the last entry."""
 
     async def locate_time(self, time_ms: int) -> PositionOfIndex:
         """Returns the position of the first entry that arrived at or after `time_ms` (ms since the epoch); the position
         after the last entry if there is none."""
 
     def cached_index_after(self, mark: Position) -> int | None:
-        """Returns the same as `index_after`, without reading an entry; None if one would have to be read."""
+        """Returns the index of the first message after the entry `mark`, as `index_after` does, but without reading an
+        entry; None if an entry would have to be read."""
 
     async def index_after(self, mark: Position) -> int:
         """Returns the index of the first message after the entry `mark`."""
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
-        """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is no
-        batch) and its index; None if there is none."""
+        """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
+        batch) and its index; None if there is no such message."""
 
 
 class ReadableLog(Protocol):
-    """A log as a subscription reads it: all entries, the committed ones, or the compacted form."""
+    """The log that a subscription reads: all entries of the topic, the committed entries only, or the compacted
+    form."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -80,19 +83,20 @@ class ReadableLog(Protocol):
     def world(self) -> World: ...
     @property
     def is_compacted(self) -> bool:
-        """Returns True if this is the compacted form, without the messages that a compaction removed."""
+        """Returns True if this is the compacted form of the topic, which lacks the messages that a compaction
+        removed."""
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns the entries that a compaction removed, by ledger. No consumer gets them, so subscriptions acknowledge
-        them."""
+        """Returns the entries that a compaction removed, by ledger. No consumer receives these entries, so
+        subscriptions acknowledge them."""
 
 
 class Log(ReadableLog, Protocol):
-    """A log as a topic publishes to it. The publisher of each entry gets its outcome (broker/log/appender.py)."""
+    """The log to which a topic publishes. The publisher of each entry gets the outcome (broker/log/appender.py)."""
 
     @property
     def record(self) -> TopicRecord:
-        """Returns the topic's record as it was last committed; an empty one where nothing is stored."""
+        """Returns the topic's record as it was committed last; an empty record if the topic stores nothing."""
 
     @property
     def next_index(self) -> int:
@@ -107,7 +111,8 @@ class Log(ReadableLog, Protocol):
 
     @property
     def ledger_age_s(self) -> float:
-        """Returns the age in seconds of the ledger that is written, or was written last."""
+        """Returns the age, in seconds, of the ledger that is being written; if none is, of the ledger that was written
+        last."""
 
     @property
     def replication(self) -> Replication | None:
@@ -116,47 +121,48 @@ class Log(ReadableLog, Protocol):
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when the ledger that is written was created."""
+        """Returns the replication that the policy asked for when the present ledger was created."""
 
     @property
     def is_degraded(self) -> bool: ...
     @property
     def ensemble(self) -> Mapping[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is written, by ledger id."""
+        """Returns the bookies of the ledger that is being written, by ledger id."""
 
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it; raises TopicNotFound
-        if `create` is None."""
+        """Takes the topic over, so that only this broker writes to it. If the topic does not exist, awaits `create()`
+        first, which creates it; raises TopicNotFound if `create` is None."""
 
     async def is_ours(self) -> bool:
-        """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if that
-        cannot be read."""
+        """Returns True if no other broker has taken the topic over. Raises the error of the metadata store if the
+        topic's record cannot be read."""
 
     def publish(self, publish: Publish) -> None:
-        """Queues an entry. Its publisher gets the outcome later. Raises at once if the log accepts no entries."""
+        """Queues an entry to be stored. Its publisher gets the outcome later. Raises at once if the log accepts no
+        entries."""
 
     def begin_ledger(self) -> None:
-        """Begins the first ledger before the first publish, if the log was written until just now."""
+        """Creates the first ledger before the first publish, if the log was written until just now."""
 
     async def roll(self) -> None:
-        """Switches to a new ledger, although the one that is written is not full."""
+        """Begins a new ledger, although the present one is not full."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` returns, and deletes them. Returns those that were removed."""
+        """Removes the ledgers that the function `choose` returns from the log, and deletes them. Returns the removed
+        ledgers."""
 
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Commits other `fields` of the topic's record, and in the same commit the changes `together`. `within`: the
-        caller runs in a task that is not cancelled, so that no further one is needed."""
+        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
+        `together`. `within`: the caller runs in a task that is not cancelled, so that no further task is needed."""
 
     async def terminate(self) -> Position:
-        """Terminates the log, which accepts no entries from then on. Returns the position of its last entry.
-        Idempotent."""
+        """Terminates the log: it accepts no entries any more. Returns the position of its last entry. Idempotent."""
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker has the topic or it cannot be served; publishes in flight fail
-        with an unknown outcome."""
+        """Stops all work at once, because another broker owns the topic or because this broker cannot serve it.
+        Publishes in flight fail with an unknown outcome."""
 
     async def close(self) -> None:
         """Closes the log in order: first waits until publishes in flight have their outcome. Idempotent."""
@@ -173,8 +179,8 @@ class Log(ReadableLog, Protocol):
 
 
 class CommittedReader:
-    """The SegmentReader that leaves out entries of open and aborted transactions. Each reader of committed entries uses
-    it."""
+    """Reads the entries of a log without the entries of open and aborted transactions. Each reader of committed entries
+    uses this SegmentReader."""
 
     def __init__(self, shape: CommittedShape, log: SegmentReader) -> None:
         self._shape = shape
@@ -193,8 +199,8 @@ class CommittedReader:
         return self._log.get(position) if self._shape.is_readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Returns committed entries from `position` on. Raises InvalidRequest if no committed entry is at
-        `position`."""
+        """Returns committed entries of one ledger from `position` on, at least one. Raises InvalidRequest if no
+        committed entry is at `position`."""
         self._check(position)
         stable = self._shape.stable
         if position[0] == stable[0]:
@@ -238,7 +244,7 @@ class CommittedReader:
 
 
 class CommittedView:
-    """The ReadableLog with committed entries only."""
+    """The log of a topic with its committed entries only. A ReadableLog."""
 
     is_compacted = False
 
@@ -258,5 +264,6 @@ class CommittedView:
         return self._log.state
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns (): aborted entries are not in the shape, so that no subscription need acknowledge them."""
+        """Returns (), because no compaction removed entries here. Aborted entries are not in the shape, so that no
+        subscription need acknowledge them."""
         return ()

@@ -26,7 +26,8 @@ from ...ledger.reader_core import AppendPayload
 
 
 class QueuedPublish(AppendPayload):
-    """A publish in flight. `index`: that of its last message; `entry`: its entry id while it is sent, else -1."""
+    """A publish in flight. `index`: the index of its last message; `entry`: its entry id while it is sent to a ledger,
+    else -1."""
 
     __slots__ = ("index",)
 
@@ -43,7 +44,8 @@ _NONE: deque[Any] = deque()
 
 
 class LogQueue(Generic[Q]):
-    """The queue of one topic's publishes that are not confirmed: first the sent ones, then the pending ones."""
+    """The publishes of one topic that are not confirmed, in order: first the ones that are sent to a ledger, then the
+    pending ones."""
 
     __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
 
@@ -56,7 +58,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ intents
     def add(self, queued: Q, count: int) -> None:
-        """Queues a publish of `count` messages, and assigns its index."""
+        """Adds a publish of `count` messages to the end of the queue, and assigns its index."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued.index, queued.entry = self.end_index - 1, -1
@@ -65,7 +67,8 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def on_entry_sent(self) -> None:
-        """Called when the ledger's writer has accepted the first pending publish: assigns its entry id."""
+        """Called when the writer of the ledger has accepted the first pending publish: assigns the publish its entry
+        id."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
         self.next_entry += 1
@@ -73,13 +76,14 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def start_ledger(self, ledger_id: int) -> None:
-        """Starts a new ledger, to which publishes are sent from now on. The committed list must name it already."""
+        """Starts a new ledger, to which publishes are sent from now on. The committed list of ledgers must name the
+        ledger already."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
     def take_confirmed(self, last_entry: int) -> list[Q]:
-        """Removes and returns the sent publishes up to entry `last_entry`, which are stored."""
+        """Removes and returns the sent publishes up to the entry id `last_entry`. The ledger has stored them."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())
@@ -87,12 +91,12 @@ class LogQueue(Generic[Q]):
 
     def on_ledger_stopped(self) -> None:
         """Called when the ledger accepts no more entries, because it failed or is full. Sent publishes stay in the
-        queue until the ledger's end is known."""
+        queue until the last entry of the ledger is known."""
         self.ledger_id = -1
 
     def end_ledger(self, last_entry: int) -> list[Q]:
-        """Ends the ledger at `last_entry`. Returns the sent publishes that are stored in it; the other sent ones become
-        pending again, before those that are pending already."""
+        """Ends the ledger at entry `last_entry`. Removes and returns the sent publishes that are stored in it. The
+        other sent publishes become pending again, before the publishes that are pending already."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:
@@ -105,7 +109,7 @@ class LogQueue(Generic[Q]):
 
     def take_all(self) -> list[Q]:
         """Removes and returns all publishes, in order: the sent ones, whose outcome is unknown, and the pending ones.
-        No ledger accepts entries after that."""
+        After this call no ledger accepts entries of this queue."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -118,10 +122,11 @@ class LogQueue(Generic[Q]):
 
     @property
     def sent_entries(self) -> int:
+        """Returns the number of publishes that are sent to a ledger and not confirmed."""
         return len(self._sent)
 
     def check(self) -> None:
-        """Checks that the entry ids of sent publishes are consecutive, and that indexes never decrease."""
+        """Raises AssertionError unless the entry ids of sent publishes are consecutive, and indexes never decrease."""
         ids = [queued.entry for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self.pending]]
@@ -140,8 +145,8 @@ ID_END = 1 << 63
 
 
 class SequenceRange(NamedTuple):
-    """The first and the last sequence id of an entry, from its header; of a chunk, also the uuid of its message, its
-    number, and the number of chunks."""
+    """The first and the last sequence id of an entry, from its header. For a chunk of a message, also the uuid of the
+    message, the number of the chunk, and the number of chunks."""
 
     first: int
     last: int
@@ -151,11 +156,11 @@ class SequenceRange(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Returns True if the range has too many ids to record each of them: a header may declare any first and last
-        id."""
+        """Returns True if the range contains too many sequence ids to record each of them: a header may declare any
+        first and last id."""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
     def add_to(self, ids: BitMap64) -> None:
-        """Adds each id of the range to `ids`, unless the range is wide."""
+        """Adds each sequence id of the range to the set `ids`, unless the range contains too many ids."""
         if not self.is_wide:
             ids.add_range(self.first, self.last + 1)

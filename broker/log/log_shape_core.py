@@ -39,7 +39,7 @@ from .cache import StoredEntry
 
 
 class Span(msgspec.Struct):
-    """The part of a log that is in one ledger. `last_entry`: -1 while it is empty."""
+    """The part of a log that is in one ledger. `last_entry`: the id of its last entry; -1 while it is empty."""
 
     ledger_id: int
     first_index: int
@@ -55,8 +55,8 @@ class Span(msgspec.Struct):
 
 
 class LogShape:
-    """The ledgers of a log as spans, oldest first. `add`, `close_last_ledger_span` and `remove` change them; the last
-    span grows with each confirmed entry."""
+    """The ledgers of a log, each as a Span, oldest first. `add`, `close_last_ledger_span` and `remove` change the list;
+    the last span grows with each confirmed entry."""
 
     __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
@@ -69,7 +69,8 @@ class LogShape:
 
     # ------------------------------------------------------------------ changes
     def add(self, span: Span) -> Span:
-        """Appends a span. Its ledger id must be above all others, and all other spans must be closed. Returns it."""
+        """Appends a span to the log and returns it. Its ledger id must be larger than all others, and all other spans
+        must be closed."""
         assert not self._ids or span.ledger_id > self._ids[-1], "ledger ids of a topic increase"
         assert not self._ids or not self._spans[self._ids[-1]].open, "only the last ledger of a topic is open"
         self._ids.append(span.ledger_id)
@@ -81,7 +82,7 @@ class LogShape:
     def close_last_ledger_span(
         self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int
     ) -> None:
-        """Closes a span at its final end. Its ledger must be CLOSED in the metadata."""
+        """Closes the last span at its final entry `last_entry`. Its ledger must be CLOSED in the metadata."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
@@ -96,27 +97,27 @@ class LogShape:
             follower.remove(ledger_id)
 
     def set_lost_runs(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """Sets the lost entries that an operator has skipped, by ledger: no consumer waits for them. No message gets an
-        index below `least_index` from now on."""
+        """Sets the ranges of lost entries that an operator has skipped, by ledger: consumers do not wait for these
+        entries. From now on no message gets an index below `least_index`."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.set_lost_runs(holes, least_index)
 
     def lost_run_end(self, position: Position) -> Position | None:
-        """Returns the last one of the skipped lost entries among which `position` is; None if the entry at `position`
-        was not skipped."""
+        """Returns the last position of the range of skipped lost entries that contains `position`; None if the entry at
+        `position` was not skipped."""
         found = self.lost_run(position)
         return None if found is None else Position(position[0], found[1])
 
     def lost_run(self, position: Position) -> tuple[int, int] | None:
-        """Returns the first and the last entry id of the skipped lost entries among which `position` is; None if the
-        entry at `position` was not skipped."""
+        """Returns the first and the last entry id of the range of skipped lost entries that contains `position`; None
+        if the entry at `position` was not skipped."""
         found = self._holes.get(position[0]) if self._holes else None
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def next_existing(self, position: Position) -> Position:
-        """Returns the first position at or after `position`, as `at_or_after` does, that is not a skipped lost
-        entry."""
+        """Returns the first position at or after `position`, as `at_or_after` does, but passes over skipped lost
+        entries."""
         position = self.at_or_after(position)
         while (last := self.lost_run_end(position)) is not None:
             position = self.after(last)
@@ -124,14 +125,14 @@ class LogShape:
 
     @property
     def last_existing(self) -> Position:
-        """Returns the last position, as `last` does, that is not a skipped lost entry."""
+        """Returns the position of the last entry, as `last` does, but passes over skipped lost entries."""
         position = self.last
         while (run := self.lost_run(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def add_follower(self, follower: LogShape) -> None:
-        """Adds a shape to which each span of this shape is added, present ones and later ones."""
+        """Adds every span of this shape, the present ones and later ones, also to the shape `follower`."""
         self._followers.append(follower)
         follower.set_lost_runs(self._holes, self._least_index)
         for span in self.spans:
@@ -164,7 +165,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def count_messages_from(self, index: int) -> int:
-        """Returns the number of messages in the log with an index of at least `index`."""
+        """Returns the number of messages in the log whose index is at least `index`."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -176,7 +177,8 @@ class LogShape:
         return count
 
     def index_after_messages(self, index: int, messages: int) -> int:
-        """Returns the index that is `messages` existing messages after `index`; the end index if there are fewer."""
+        """Returns the index that follows the next `messages` existing messages from `index` on; the end index if there
+        are fewer messages."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
             index = max(index, span.first_index)
@@ -192,7 +194,7 @@ class LogShape:
         return sum([span.size for span in self._spans.values()])
 
     def has_readable_after(self, mark: Position) -> bool:
-        """Returns True if a confirmed entry that readers see follows `mark`."""
+        """Returns True if readers see at least one confirmed entry after the position `mark`."""
         if self._ids:
             tail = self._spans[self._ids[-1]]
             if mark[0] == tail.ledger_id and mark[1] >= tail.last_entry:
@@ -201,18 +203,19 @@ class LogShape:
 
     @property
     def start(self) -> Position:
-        """Returns the position before the first entry: the mark of a cursor that begins at the earliest message."""
+        """Returns the position before the first entry. It is the mark of a cursor that begins at the earliest
+        message."""
         return Position(self._ids[0], -1) if self._ids else Position(-1, -1)
 
     @property
     def last(self) -> Position:
-        """Returns the position of the last entry that readers see: the last confirmed one; `start` if there is none."""
+        """Returns the position of the last confirmed entry that readers see; `start` if there is none."""
         return self.last_confirmed
 
     @property
     def stable(self) -> Position:
-        """Returns the position up to which all transactions have ended; that of the last confirmed entry if there are
-        none."""
+        """Returns the last stable position, up to which all transactions have ended; without transactions the position
+        of the last confirmed entry."""
         return self.last_confirmed
 
     @property
@@ -226,7 +229,8 @@ class LogShape:
         return self.start
 
     def at_or_after(self, position: Position) -> Position:
-        """Returns the first position at or after `position` at which an entry exists or will be stored next."""
+        """Returns the first position, at or after `position`, at which an entry exists or at which the next entry will
+        be stored."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id <= span.last_entry):
@@ -239,7 +243,8 @@ class LogShape:
         return Position(self._ids[-1], self.tail.last_entry + 1)
 
     def after(self, position: Position) -> Position:
-        """Returns the position that follows `position`, across ledgers. Its entry may not be stored yet."""
+        """Returns the position that follows `position`, in the next ledger if necessary. An entry may not be stored
+        there yet."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
@@ -247,7 +252,8 @@ class LogShape:
         return self.at_or_after(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
-        """Returns the last entry before `position`: the mark of a cursor that reads `position` next."""
+        """Returns the position of the last entry before `position`. It is the mark of a cursor that reads `position`
+        next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -260,16 +266,16 @@ class LogShape:
         return self.start
 
     def is_readable(self, position: Position) -> bool:
-        """Returns True if a confirmed entry that readers see is at `position`."""
+        """Returns True if there is a confirmed entry at `position` that readers see."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def hidden_entries_of_ledger(self, ledger_id: int) -> BitMap | None:
-        """Returns the entries of the ledger that readers never see; None if there are none."""
+        """Returns the ids of those entries of the ledger that readers never see; None if there are none."""
         return None
 
     def count_visible(self, ledger_id: int, first: int) -> int:
-        """Returns the number of entries of the ledger, from entry id `first` on, that readers see."""
+        """Returns how many entries of the ledger, from the entry id `first` on, readers see."""
         span = self._spans.get(ledger_id)
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
@@ -278,27 +284,29 @@ class LogShape:
         return 0
 
     def skip_hidden(self, mark: Position) -> Position:
-        """Returns the last one of the entries directly after `mark` that readers never see; `mark` if there are
-        none."""
+        """Returns the last position of the entries directly after `mark` that readers never see; `mark` itself if
+        readers see the next entry."""
         return mark
 
     def has_entry(self, position: Position) -> bool:
-        """Returns True if a confirmed entry is at `position`, whether readers see it or not."""
+        """Returns True if there is a confirmed entry at `position`, whether readers see it or not."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def clamp_mark(self, mark: Position) -> Position:
-        """Returns `mark` limited to the log: not before its start, not after its last entry."""
+        """Returns the position `mark` moved into the log: not before its start, and not after its last entry."""
         return min(max(mark, self.start), max(self.last, self.start))
 
     def span_of_index(self, index: int) -> Span | None:
-        """Returns the span with the first existing message of an index of at least `index`; None if there is none."""
+        """Returns the span that contains the first existing message with an index of at least `index`; None if there is
+        no such message."""
         spans = [span for span in self.spans if span.last_entry >= 0]
         place = bisect_right(spans, index, key=lambda span: span.end_index)
         return spans[place] if place < len(spans) else None
 
     def check(self) -> None:
-        """Checks that ids increase, only the last ledger is open, and indexes do not overlap."""
+        """Raises AssertionError unless ledger ids increase, only the last ledger is open, and the indexes of two
+        ledgers do not overlap."""
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"
         for ledger_id in self._ids[:-1]:
             assert not self._spans[ledger_id].open, "a ledger that is not the last is open"
@@ -329,7 +337,8 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class LookupResult(NamedTuple):
-    """The result of a search: the entry that was found, and the lost entries directly before it."""
+    """The result of a search for an entry: the entry that was found, and the range of lost entries directly before
+    it."""
 
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
@@ -339,9 +348,10 @@ async def bisect_entries(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
 ) -> LookupResult:  # fmt: skip
-    """Returns, by bisection, the first existing entry from 0 to `last` for which `reached` is true. `reached` must be
-    true for all entries after it. `passed_over` returns the skipped lost entries among which an entry is. Raises
-    DataLost if more than LOST_LOOKED_AT entries in a row are lost."""
+    """Returns the first existing entry, from entry id 0 to `last`, for which the function `reached` returns True.
+    Searches by bisection, so `reached` must return True for all entries after it. `entry_of` returns the entry with an
+    id; `passed_over` returns the range of skipped lost entries that contains an entry. Raises DataLost if more than
+    LOST_LOOKED_AT entries in a row are lost."""
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
@@ -390,8 +400,8 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """Returns the error for entries that every replica has lost. `about`: a prefix of its message, with a colon, that
-    names the subscription or the topic."""
+    """Returns the DataLost error for a range of entries that every replica has lost. `about`: the beginning of its
+    message, with a colon, which names the subscription or the topic."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "
@@ -427,26 +437,26 @@ def make_data_lost_error(ledger_id: int, run: Run, about: str = "") -> DataLost:
 
 
 class TrimLimit(NamedTuple):
-    """What a holder no longer needs of the log, neither now nor after a crash: everything up to `mark`, and the later
-    ledgers `released_ledgers`."""
+    """The part of the log that a holder no longer needs, neither now nor after a crash: everything up to `mark`, and
+    the later ledgers `released_ledgers`."""
 
     mark: Position
     released_ledgers: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
     def has_released(self, span: Span) -> bool:
-        """Returns True if the holder no longer needs the ledger of this span."""
+        """Returns True if the holder no longer needs the ledger of `span`."""
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.released_ledgers
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """The retention of a topic's acknowledged ledgers: a time and a size."""
+    """The retention of a topic's acknowledged ledgers: for how long, and up to which size they are kept."""
 
     minutes: int = 0
     mib: int = 0
 
     def describe(self) -> str:
-        """Returns the retention as a text for users; empty if nothing is retained."""
+        """Returns a text for users that describes the retention; empty if nothing is retained."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
@@ -459,8 +469,8 @@ NOTHING = Retention()
 def list_reasons_to_keep_ledgers(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
-    """Returns (ledger id, why it stays) of each ledger, oldest first; instead of the reason None if the ledger is to be
-    deleted. `unread`: the retention for a topic without durable subscriptions."""
+    """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None instead of
+    a reason if the ledger is to be deleted. `unread`: the retention for a topic without durable subscriptions."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -478,7 +488,7 @@ def list_reasons_to_keep_ledgers(
 def find_trimmable(
     shape: LogShape, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
-    """Returns the ids of the ledgers that are to be deleted, as `list_reasons_to_keep_ledgers` decides."""
+    """Returns the ids of the ledgers that may be deleted now, as `list_reasons_to_keep_ledgers` decides."""
     kept = list_reasons_to_keep_ledgers(shape, holders, retention, now_ms, unread)
     return [ledger for ledger, stays in kept if stays is None]
 
@@ -486,7 +496,7 @@ def find_trimmable(
 def may_trim_last(
     last: Span, holders: Sequence[TrimLimit], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> bool:
-    """Returns True if the last ledger, which must be closed, may be deleted once another one follows it."""
+    """Returns True if the last ledger, which must be closed, may be deleted as soon as another ledger follows it."""
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
@@ -537,14 +547,14 @@ def _holder(span: Span, holders: Sequence[TrimLimit]) -> TrimLimit | None:
 
 
 def allowed_replication_shortfall(*, degraded_writes: bool) -> ReplicationShortfall:
-    """Returns in what a new ledger may fall short of its replication while bookies are missing: the number of bookies,
-    or with `degraded_writes` also the number of copies."""
+    """Returns which parts of the replication may be smaller in a new ledger while bookies are missing: the number of
+    bookies, and, if `degraded_writes` is set, the number of copies."""
     return ReplicationShortfall.COPIES if degraded_writes else ReplicationShortfall.BOOKIES
 
 
 def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """Returns the risks of these quorums, one sentence for each. `bookies`: the number of bookies that are writable
-    now."""
+    """Returns the risks of a ledger with these quorums, one sentence for each. `bookies`: the number of bookies that
+    are writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")
@@ -574,7 +584,7 @@ def describe_quorum_risks(ensemble: int, write_quorum: int, ack_quorum: int, boo
 
 
 def run_end(entries: BitMap, first: int) -> int:
-    """Returns the last of the contiguous values that begin with `first`, which must be in `entries`."""
+    """Returns the last of the consecutive values that begin with `first`. The set `entries` must contain `first`."""
     low, step = first, 1
     while entries.contains_range(low, low + step + 1):
         low, step = low + step, step * 2
@@ -586,7 +596,7 @@ def run_end(entries: BitMap, first: int) -> int:
 
 
 def first_of_contiguous(entries: BitMap, last: int) -> int:
-    """Returns the first of the contiguous values that end with `last`, which must be in `entries`."""
+    """Returns the first of the consecutive values that end with `last`. The set `entries` must contain `last`."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -601,27 +611,28 @@ def first_of_contiguous(entries: BitMap, last: int) -> int:
 
 
 class TxnOutcomes(Protocol):
-    """The outcomes of a topic's transactions: which entries are aborted, and up to where all transactions have
-    ended."""
+    """Tells a log the outcomes of its transactions: which entries are aborted, and up to which position all
+    transactions have ended."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Returns the entries of aborted transactions, by ledger."""
+        """Returns the ids of the entries that are in aborted transactions, by ledger."""
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position; the position before the first entry of the log if there is none."""
+        """Returns the last stable position: all transactions with entries up to there have ended. Returns the position
+        before the first entry of the log if there is no such entry."""
 
     @property
     def stable_index(self) -> int:
-        """Returns the index after the last message at or before the last stable position."""
+        """Returns the index of the first message after the last stable position."""
 
     def aborted_messages(self, first: int, end: int) -> int:
         """Returns the number of messages with indexes `first` … `end - 1` that are in aborted transactions."""
 
 
 class CommittedShape(LogShape):
-    """The shape of a log for readers of committed entries. It follows the shape of the log itself
+    """The shape of a log for readers that get committed entries only. It changes with the shape of the log itself
     (`LogShape.add_follower`)."""
 
     __slots__ = ("_decided",)
@@ -632,8 +643,8 @@ class CommittedShape(LogShape):
         log.add_follower(self)
 
     def set_outcomes(self, decided: TxnOutcomes) -> None:
-        """Sets the source of outcomes: from now on the shape ends at the last stable position, and skips aborted
-        entries."""
+        """Sets the object that knows the outcomes of transactions. From now on the shape ends at the last stable
+        position, and does not contain aborted entries."""
         self._decided = decided
 
     @property
@@ -688,7 +699,8 @@ class CommittedShape(LogShape):
 
     @property
     def stable(self) -> Position:
-        """Returns the last stable position; its entry may be aborted."""
+        """Returns the last stable position, up to which all transactions have ended. The entry at this position may be
+        aborted."""
         return self.last_confirmed if self._decided is None else self._decided.stable
 
     def is_readable(self, position: Position) -> bool:
@@ -718,7 +730,7 @@ class CommittedShape(LogShape):
         return found
 
     def hides_none_between(self, first: Position, last: Position) -> bool:
-        """Returns True if readers see each entry from `first` to `last`, which must be in one ledger."""
+        """Returns True if readers see every entry from `first` to `last`. Both must be in one ledger."""
         decided = self._decided
         if decided is None:
             return True

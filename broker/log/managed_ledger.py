@@ -86,7 +86,8 @@ from .reader import TopicLogReader
 
 
 class TopicFenced(NotOwner):
-    """Raised if another broker has taken the topic over: this one stops all work on it. (On the wire: NotOwner.)"""
+    """Raised if another broker has taken the topic over: this broker must stop all work on the topic. (On the wire:
+    NotOwner.)"""
 
     unwritten = True
     """Whether the refused change was certainly never written. False: an attempt of unknown outcome came before, and the
@@ -94,12 +95,13 @@ class TopicFenced(NotOwner):
 
 
 def topic_path(topic: TopicName) -> str:
+    """Returns the path of the topic's record in the metadata."""
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
 def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
-    """Returns a change that writes nothing, and lets its commit succeed only while the topic has this claim. Otherwise
-    the commit raises TopicFenced."""
+    """Returns a change for a commit. The change writes nothing, and lets the commit succeed only while the topic has
+    this claim; otherwise the commit raises TopicFenced."""
     path = topic_path(topic)
 
     def transform(node: VersionedValue | None) -> bytes | None:
@@ -111,7 +113,7 @@ def claim_check(topic: TopicName, claim: str) -> NodeUpdate:
 
 
 class ManagedLedgerRecord:
-    """The topic's record in the metadata, with the list of its ledgers, as this broker last read or wrote it."""
+    """The record of a topic in the metadata, with the list of its ledgers, as this broker read or wrote it last."""
 
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
@@ -122,7 +124,8 @@ class ManagedLedgerRecord:
         self.record = TopicRecord()
 
     async def read(self) -> TopicRecord:
-        """Reads the record and returns it. Raises TopicNotFound if there is none; DataLost if it is damaged."""
+        """Reads the topic's record from the metadata and returns it. Raises TopicNotFound if there is no record;
+        DataLost if it is damaged."""
         node = await self.store.get(self._path)
         if node is None:
             raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
@@ -134,7 +137,7 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Returns True if the stored record is still the one that this broker last read or wrote."""
+        """Returns True if the stored record is still the record that this broker read or wrote last."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -142,9 +145,9 @@ class ManagedLedgerRecord:
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[NodeUpdate] = (),
         **fields: object,
     ) -> None:  # fmt: skip
-        """Writes the list of ledgers and other `fields` of the record, and in the same commit the changes `together`.
-        Raises TopicFenced if another broker certainly has the topic, and any error that a change of `together` raises.
-        After any other error the outcome is unknown."""
+        """Stores the list of ledgers and other `fields` of the topic's record, and in the same commit the changes
+        `together`. Raises TopicFenced if another broker certainly owns the topic, and any error that a change of
+        `together` raises. After any other error the outcome is unknown."""
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
@@ -192,7 +195,7 @@ topic. What it leaves out is claimed when it is opened."""
 
 
 def make_no_claim_operations(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[NodeUpdate]:
-    """Returns (): the owner of the topic claims nothing else in the same commit."""
+    """Returns (), no operations: the owner of the topic takes over nothing else in the commit of its claim."""
     return ()
 
 
@@ -227,16 +230,18 @@ class ManagedLedger:
 
     @property
     def has_room(self) -> bool:
+        """Returns True if the list of ledgers has room for another ledger."""
         return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
     async def read_list(self) -> None:
+        """Step of a take-over: reads the list of ledgers in the topic's record."""
         await self.listed.read()
 
     async def recover_ledgers(self) -> list[TopicLedger]:
-        """Recovers each ledger that is not known to be closed, the last one first. Returns the rows of all ledgers. The
-        last one is fenced and its end is known then, but only `claim_list` closes it. Raises DataLost if a ledger is
-        lost."""
+        """Step of a take-over: recovers each ledger that is not known to be closed, the last one first. Returns the
+        rows of all ledgers. After this call the last ledger is fenced and its last entry is known, but only
+        `claim_list` closes it. Raises DataLost if a ledger is lost."""
         closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -244,9 +249,9 @@ class ManagedLedger:
         return closed
 
     async def claim_list(self, closed: list[TopicLedger]) -> None:
-        """Commits the recovered list with a new claim of this owner. The same commit closes the last ledger, and
-        contains the changes of `claims`, for what else the owner takes over. Raises TopicFenced if another broker was
-        faster."""
+        """Step of a take-over: commits the recovered list with a new claim of this owner. The same commit closes the
+        last ledger, and contains the changes of `claims`, for the other things that the owner takes over. Raises
+        TopicFenced if another broker was faster."""
         claim = self._world.rng.randbytes(16).hex()
         claims = self._claims(self._topic, self.listed.record, claim)
         while True:
@@ -303,8 +308,8 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the next ledger
     async def make_next_ledger_record(self) -> LedgerRecord:
-        """Returns the record of a new ledger, without storing it. Its id is above all in the list, even if another
-        broker got a later block of ids. Raises NotEnoughBookies if no ledger can be made now."""
+        """Returns the record of a new ledger, without storing it. Its id is larger than all ids in the list, even if
+        another broker got a later block of ids. Raises NotEnoughBookies if no ledger can be created now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted_replication = await self._replication()
@@ -316,11 +321,12 @@ class ManagedLedger:
     async def add_with_retries(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Adds a ledger as `add_ledger` does, from `draft` or else from a new draft. Retries until it succeeds, or the
-        caller's deadline cancels it; calls `on_waits` with the reason every TELL_EVERY_S.
+        """Adds a ledger as `add_ledger` does, from the record `draft`, or else from a new record. Retries until it
+        succeeds, or the caller's deadline cancels it; calls `on_waits` with the reason every TELL_EVERY_S seconds.
 
-        A draft is used again while it may have been committed, so that the next attempt finds its own ledger in the
-        list."""
+        A record is used again while it may have been committed, so that the next attempt finds its own ledger in the
+        list.
+        """
         throttle, told_s = LogThrottle(self._world.clock), -TELL_EVERY_S
         self.waits_for = ""
         while True:
@@ -345,18 +351,19 @@ class ManagedLedger:
     async def add_ledger(
         self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> tuple[LedgerWriter, list[int]]:
-        """Creates the ledger of the draft, and in the same commit appends it to the list. `ended`: the closed row of
-        the last ledger; None if all ledgers in the list are closed already.
+        """Creates the ledger with the record `draft`, and in the same commit appends it to the list. `ended`: the
+        closed row of the last ledger; None if all ledgers in the list are closed already.
 
-        Returns its writer, and the ids of the ledgers that closed empty: the list does not name them any more, and
-        `apply_added_ledger` deletes them."""
+        Returns the writer of the new ledger, and the ids of the ledgers that were closed empty: the list does not name
+        them any more, and `apply_added_ledger` deletes them.
+        """
         closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
         await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation_change(draft),))
         return self._ledgers.make_writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def apply_added_ledger(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """Applies the committed list: adds the new ledger to the shape, and removes and deletes the ledgers in
+        """Applies the commit of `add_ledger`: adds the new ledger to the shape, and removes and deletes the ledgers in
         `empty`."""
         self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
@@ -365,9 +372,9 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_ledger(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or recovers it if another process fenced it or the outcome is unknown. Returns its last
-        entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced if this broker no longer
-        owns the topic."""
+        """Closes the ledger of `writer`, or recovers it if another process fenced it or if the outcome is unknown.
+        Returns the id of its last entry and its size in bytes. Retries while bookies do not answer. Raises TopicFenced
+        if this broker no longer owns the topic."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -390,39 +397,40 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def make_closed_ledger_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the row of the last ledger, closed at `last_entry`."""
+        """Returns the row for the list of ledgers that describes the last ledger as closed at entry `last_entry`."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
-        """Returns True if the stored list is the one that this owner wrote: a broker that takes the topic over changes
-        it."""
+        """Returns True if the stored list is the list that this owner wrote. A broker that takes the topic over changes
+        the list."""
         return await self.listed.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:
-        """Closes the last ledger in the shape. `ended`: its closed row."""
+        """Closes the last ledger in the shape. `ended`: the closed row of that ledger."""
         self.shape.close_last_ledger_span(
             ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms
         )
         self.reader.discard(ended.ledger_id)
 
     async def commit_end(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Commits the closed row `ended` of the last ledger, without a new ledger after it."""
+        """Commits the closed row `ended` of the last ledger to the list, without adding a new ledger."""
         await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
-        """Commits that the topic is terminated. Its last ledger must be closed."""
+        """Commits to the topic's record that the topic is terminated. The last ledger must be closed."""
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def commit_fields(self, together: Sequence[NodeUpdate] = (), **fields: object) -> None:
-        """Commits other `fields` of the topic's record, and in the same commit the changes `together`."""
+        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
+        `together`."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove_ledgers(self, gone: list[int]) -> None:
-        """Removes ledgers from the list, then deletes them. Deletes nothing unless the change of the list is
-        certain."""
+        """Removes ledgers from the list, and then deletes them. Deletes nothing unless it is certain that the list was
+        changed."""
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._discard_ledgers(gone)
         await self.delete_ledgers(gone)
@@ -435,8 +443,8 @@ class ManagedLedger:
             self._cache.discard(ledger_id)
 
     async def delete_ledgers(self, ledger_ids: list[int]) -> None:
-        """Deletes ledgers that the committed list does not name. A failure is only logged: a ledger that stays takes
-        space, and nothing else."""
+        """Deletes ledgers that the committed list does not name. A failure is only logged: a ledger that is not deleted
+        takes disk space, and has no other effect."""
         for ledger_id in ledger_ids:
             try:
                 await self._ledgers.delete(ledger_id)
@@ -471,8 +479,8 @@ class _InspectedLedger(NamedTuple):
 
 
 class SkipLostRequest:
-    """A request of an operator to skip lost entries of a topic. `only`: the ledger of which they are; -1: of all
-    ledgers. `force`: entries that a bookie may still have count as lost, too."""
+    """A request of an operator to skip lost entries of a topic. `only`: the id of the ledger whose lost entries are
+    skipped; -1: all ledgers. `force`: entries that a bookie may still have count as lost, too."""
 
     def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
         self._list, self._ledgers, self._world = listed, ledgers, world
@@ -482,9 +490,9 @@ class SkipLostRequest:
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
-        """Skips lost entries. Returns their ranges, which are durable then; empty if no entry is lost. Raises
-        InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that unreadable entries are
-        lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
+        """Skips lost entries. Returns the ranges of the skipped entries, which are stored durably; returns no ranges if
+        no entry is lost. Raises InvalidRequest if the topic has no ledger `only`; NotAllowed if it is not certain that
+        unreadable entries are lost; TopicFenced if the topic has changed meanwhile, and the caller should try again."""
         before = await self._list.read()
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
@@ -643,7 +651,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
 
 
 def describe_range(lost: LostRange) -> str:
-    """Returns a text for users that names the range."""
+    """Returns the range of lost entries as a text for users."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
     return (

@@ -35,7 +35,7 @@ class PositionOfIndex(NamedTuple):
 
 
 class TopicLogReader:
-    """The SegmentReader of a log on bookies (broker/log/log.py)."""
+    """Reads the entries of a log that is stored on bookies. A SegmentReader (broker/log/log.py)."""
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
@@ -48,21 +48,21 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def add_writer(self, writer: LedgerWriter) -> None:
-        """Adds the ledger that this process writes. Its confirmed entries can be read at once."""
+        """Adds the ledger that this process writes through `writer`. Its confirmed entries can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.make_local_reader(writer)
 
     def discard(self, ledger_id: int) -> None:
-        """Drops the reader of a ledger that was closed (so that its record has changed) or deleted."""
+        """Removes the reader of a ledger that was closed, so that its record has changed, or that was deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
-        """Returns the entry if it is in memory, else None."""
+        """Returns the entry at `position` if it is in memory, else None."""
         found = self._cache.get(position)
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def read_cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Returns confirmed entries of one ledger from `position` on, without a gap, that are in memory; empty if the
-        first one is not."""
+        """Returns consecutive confirmed entries of one ledger that are in memory, from `position` on; returns no
+        entries if the first one is not in memory."""
         span = self._shape.find_span(position[0])
         if span is None:
             return []
@@ -72,9 +72,9 @@ class TopicLogReader:
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Reads entries of one ledger from bookies: from `position` on, up to `last_entry`, at least one. Raises
-        InvalidRequest if no entry is at `position`, or it was trimmed; DataLost, with the range of lost entries, if the
-        entry is lost."""
+        """Reads entries of one ledger from bookies and returns them: from `position` on, up to `last_entry`, at least
+        one. Raises InvalidRequest if no entry is at `position`, or if the entry was trimmed; DataLost, with the range
+        of lost entries, if the entry is lost."""
         span = self._shape.find_span(position[0])
         if span is None or not self._shape.is_readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
@@ -136,11 +136,12 @@ class TopicLogReader:
 
     # ------------------------------------------------------------------ by index and time
     async def locate_index(self, index: int) -> PositionOfIndex:
-        """Returns the position of the entry that contains message `index`; at or after the end of the log, the position
-        after the last entry.
+        """Returns the position of the entry that contains the message with the index `index`; the position after the
+        last entry if `index` is at or after the end of the log. If the message was trimmed, or if its entry is lost and
+        was skipped, returns the position of the first entry after it.
 
-        If the message was trimmed, or is a skipped lost one, returns the position of the first entry after it. Raises
-        DataLost if the message may be in a lost entry that was not skipped."""
+        Raises DataLost if the message may be in a lost entry that was not skipped.
+        """
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
         if span is None:
@@ -185,7 +186,8 @@ class TopicLogReader:
         return (await self.read_entry(mark)).index + 1
 
     def cached_index_after(self, mark: Position) -> int | None:
-        """Returns the same as `index_after`, without reading an entry; None if one would have to be read."""
+        """Returns the index of the first message after the entry `mark`, as `index_after` does, but without reading an
+        entry; None if an entry would have to be read."""
         position = self._following(mark)
         span = self._shape.find_span(position[0])
         if span is None:
@@ -201,6 +203,8 @@ class TopicLogReader:
         return self._shape.next_existing(Position(mark[0], mark[1] + 1))
 
     async def read_last_message(self) -> tuple[Position, int, int] | None:
+        """Returns the last message that readers see: the position of its entry, its batch index (-1: the entry is not a
+        batch) and its index; None if there is no such message."""
         last = self._shape.last_existing
         if last.entry_id < 0:
             return None
@@ -276,15 +280,16 @@ CHUNK_BYTES_MIN = 64 << 10
 
 
 class MemoryHolder(Protocol):
-    """An object that has entries in memory, and can drop them."""
+    """An object that has entries in memory and can remove them from memory when memory is scarce."""
 
     def release_memory(self) -> None:
-        """Drops all entries that can be read again, and reports that to `ReadMemory.set_used_bytes_of`."""
+        """Removes all entries from memory that can be read again, and reports the bytes that remain to
+        `ReadMemory.set_used_bytes_of`."""
         ...
 
 
 class ReadMemory:
-    """The memory of one broker for entries that subscriptions have read and not delivered yet."""
+    """Limits the memory of one broker for entries that subscriptions have read and not delivered yet."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -296,12 +301,13 @@ class ReadMemory:
 
     @property
     def used_bytes(self) -> int:
+        """Returns the bytes of memory that all holders and the reads in progress use."""
         return self.held + self.under_way
 
     def choose_read_size(self, wanted: int) -> int:
-        """Returns how many bytes to read at once: `wanted`, or a half, a quarter, … of it, so that the limit has room
-        for two and a half such reads of each subscription. Subscriptions at the same position share a read if their
-        sizes are equal."""
+        """Returns how many bytes a subscription should read at once: `wanted`, or a half, a quarter, … of `wanted`, so
+        that the memory limit has room for two and a half such reads of each subscription. Subscriptions at the same
+        position share a read if the sizes of their reads are equal."""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -309,7 +315,8 @@ class ReadMemory:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserves memory for a read of `size` bytes. Waits first while the reads in progress use all of the memory."""
+        """Reserves memory for a read of `size` bytes. While the reads in progress use all of the memory, waits
+        first."""
         while self.under_way and self.under_way + size > self.limit:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -352,7 +359,7 @@ class ReadMemory:
             assert holder not in self._holders, "it has given all back"
 
     def set_used_bytes_of(self, holder: MemoryHolder, size: int) -> None:
-        """Records that `holder` now has `size` bytes in memory; 0: none."""
+        """Stores that `holder` has `size` bytes in memory now; 0: none."""
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size

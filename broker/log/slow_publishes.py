@@ -49,7 +49,8 @@ TRACE_KEYS = ("traceparent", "messaging.trace_parent")
 
 
 class SlowPublishes:
-    """The slow records of a broker, of all its topics. `slow_s` 0: none."""
+    """Writes the log lines about slow publishes of all topics of a broker. `slow_s`: from how many seconds on a publish
+    is slow; 0: no publish is reported."""
 
     def __init__(self, clock: Clock, slow_s: float) -> None:
         self.slow_s = slow_s
@@ -60,8 +61,9 @@ class SlowPublishes:
         self, topic: TopicName, writer: LedgerWriter | None, confirmed: Sequence[Publish], now_s: float, *,
         ledger_s: float, room_s: float,
     ) -> None:  # fmt: skip
-        """Writes a line for publishes that are confirmed together, of which the first is late. `ledger_s`, `room_s`:
-        when the ledger took its first entry, and when it had room again; 0: not."""
+        """Writes a log line about publishes that are confirmed together and of which the first one is slow. `ledger_s`,
+        `room_s`: the times at which the ledger took its first entry, and at which it had room again; 0: that did not
+        happen."""
         if now_s - self._since >= LINES_S:
             self._since, self._lines = now_s, 0
         if self._lines >= LINES_MAX:
@@ -99,7 +101,8 @@ class SlowPublishes:
 
 
 def find_trace(entry: bytes) -> str:
-    """Returns the trace id of the first message of a stored entry that carries a context; empty if none does."""
+    """Returns the trace id of the first message of a stored entry that contains a trace context; empty if no message
+    contains one."""
     with suppress(CorruptEntry):
         header = parse_header(entry, verify=False)
         contexts = [properties_of(header.metadata)]

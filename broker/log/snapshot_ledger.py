@@ -44,15 +44,16 @@ ROLL = ("create", "append", "name", "delete")
 
 
 class SnapshotPiece(Protocol):
-    """An entry of a snapshot ledger: one piece of a snapshot."""
+    """One entry of a snapshot ledger, which contains one piece of a snapshot."""
 
     @property
     def sequence(self) -> int:
-        """Returns the number of the snapshot write that this piece belongs to. Each write has the next number."""
+        """Returns the number of the snapshot write to which this piece belongs. Each later write has the next
+        number."""
 
     @property
     def piece(self) -> int:
-        """Returns the number of the piece, from 0, among those of its record."""
+        """Returns the number of this piece, from 0, among the pieces of its snapshot."""
 
     @property
     def is_last(self) -> bool:
@@ -64,7 +65,8 @@ S = TypeVar("S")
 
 
 class StateLedgers:
-    """Creates, opens and deletes the ledgers of a topic for one kind of state. `properties`: those of each ledger."""
+    """Creates, opens and deletes the ledgers in which a topic stores one kind of state. `properties`: the properties of
+    each of these ledgers."""
 
     __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
 
@@ -78,7 +80,7 @@ class StateLedgers:
         self._topic = topic
 
     async def create(self) -> LedgerWriter:
-        """Creates a ledger with the replication that the policy sets now."""
+        """Creates a ledger with the replication that the policy sets now. Returns its writer."""
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
@@ -87,8 +89,8 @@ class StateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """Creates a closed ledger with these entries. Returns its id. After an error the ledger is deleted, so that no
-        record need name it."""
+        """Creates a ledger with these entries and closes it. Returns its id. If this fails, the ledger is deleted, so
+        that no record needs to name it."""
         writer = await self.create()
         try:
             await append_and_wait(writer, entries)
@@ -105,14 +107,15 @@ class StateLedgers:
         return await self._ledgers.recover(ledger_id)
 
     async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
-        """Stops writing a new ledger. `unnamed`: certainly no record names the ledger, so it is deleted as well."""
+        """Stops writing a new ledger. `unnamed`: it is certain that no record names the ledger, so the ledger is also
+        deleted."""
         await writer.abandon()
         if unnamed:
             await self.delete(writer.ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes ledgers that no record names; ignores -1. A failure is only logged: a ledger that stays takes space,
-        and nothing else."""
+        """Deletes ledgers that no record names; ignores the id -1. A failure is only logged: a ledger that is not
+        deleted takes disk space, and has no other effect."""
         for ledger_id in ledger_ids:
             try:
                 if ledger_id >= 0:
@@ -122,8 +125,8 @@ class StateLedgers:
 
 
 class SnapshotLedger(Generic[P]):
-    """The current snapshot ledger of one owner, and the switch to the next. `alarm(what, error)` is called for each
-    ledger or snapshot that cannot be used."""
+    """The ledger to which one owner of a topic writes snapshots, and the switch to the next ledger. The function
+    `alarm(what, error)` is called for each ledger or snapshot that cannot be used."""
 
     __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
 
@@ -145,8 +148,8 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """Recovers the former owner's ledger, and returns the result of `whole` for its last complete snapshot; None if
-        there is none. Raises Unavailable if bookies do not answer."""
+        """Recovers the ledger of the former owner, and returns the result that the function `whole` returns for its
+        last complete snapshot; None if there is no complete snapshot. Raises Unavailable if bookies do not answer."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)
@@ -173,7 +176,7 @@ class SnapshotLedger(Generic[P]):
         return pieces if all(each.sequence == end.sequence for each in pieces) else []
 
     async def read_piece(self, reader: LedgerReader, entry_id: int) -> P:
-        """Reads and decodes one entry of the ledger."""
+        """Reads and decodes the entry `entry_id` of the ledger. Returns the piece of a snapshot that it contains."""
         (entry,) = await reader.read(entry_id, entry_id)
         return self._decode(bytes(entry.payload))
 
@@ -184,8 +187,8 @@ class SnapshotLedger(Generic[P]):
         return self._writer is not None and self._writer.is_writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:
-        """Appends entries. Returns True if they are stored. If not, some of them may be in the ledger, and the caller
-        must call `roll`."""
+        """Appends entries to the ledger. Returns True if they are stored. Returns False if some of them may be missing;
+        then the caller must call `roll`."""
         if self._writer is None or not self._writer.is_writable:
             return False
         try:
@@ -196,8 +199,8 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. `name` must store its id in
-        the record. Raises any error of `name` or of the new ledger."""
+        """Switches to a new ledger that begins with these entries, in the order of `ROLL`. The function `name` must
+        store the id of the new ledger in the record. Raises any error of `name` or of the new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
             await append_and_wait(writer, entries)
@@ -228,14 +231,15 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def delete(self) -> None:
-        """Deletes the ledger, because the record no longer names it."""
+        """Deletes the ledger. Called when the record no longer names it."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
 async def append_and_wait(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Appends entries and waits until all are confirmed. Raises the error of the first that is not."""
+    """Appends entries to a ledger and waits until all are confirmed. Raises the error of the first entry that is not
+    confirmed."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

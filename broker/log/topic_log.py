@@ -73,10 +73,12 @@ written until somebody publishes."""
 
 
 class TopicLog:
-    """The Log on bookies. Must be called from one event loop.
+    """The Log of a persistent topic, stored on bookies. Must be called from one event loop.
 
-    `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` at most once; `on_waits`
-    with the reason, every TELL_EVERY_S, while publishes wait for a ledger."""
+    `on_confirmed` is called after entries were confirmed, once per turn of the loop; `on_lost` is called at most once,
+    when another broker owns the topic; `on_waits` is called with the reason, every TELL_EVERY_S seconds, while
+    publishes wait for a ledger.
+    """
 
     is_compacted = False
 
@@ -117,15 +119,17 @@ class TopicLog:
         )  # fmt: skip
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns (): compaction removes no entry of the log itself."""
+        """Returns (), because compaction removes no entries from the log itself."""
         return ()
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
+        """Takes the topic over, so that only this broker writes to it. If the topic does not exist, awaits `create()`
+        first, which creates it.
 
         Raises TopicNotFound if the topic does not exist and `create` is None; TopicFenced if another broker was faster;
-        Unavailable, or another error of bookies and metadata, if they do not answer."""
+        Unavailable, or another error of bookies and metadata, if they do not answer.
+        """
         async with self._changing:
             try:
                 await self._take_over()
@@ -161,8 +165,8 @@ class TopicLog:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
-        """Queues an entry. Its publisher gets the outcome later. Raises TopicTerminated or NotOwner if the log accepts
-        no entries."""
+        """Queues an entry to be stored. Its publisher gets the outcome later. Raises TopicTerminated or NotOwner at
+        once if the log accepts no entries."""
         state = self.state
         if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
             raise self._refusal()
@@ -192,17 +196,18 @@ class TopicLog:
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     def begin_ledger(self) -> None:
-        """Begins the first ledger of this owner before the first publish, if the last one was closed less than
-        WRITTEN_MS ago: then its producers have moved here too, and go on in a moment."""
+        """Creates the first ledger of this owner before the first publish, if the last ledger was closed less than
+        WRITTEN_MS milliseconds ago: then its producers have moved to this broker, too, and go on in a moment."""
         last = self.record.ledgers[-1:]
         if self._appender.writer is None and last and self.world.clock.wall_ms() - last[0].closed_ms < WRITTEN_MS:
             self._start_switch()
 
     async def roll(self) -> None:
-        """Switches to a new ledger although the present one is not full, so that trimming may delete the present one.
+        """Begins a new ledger although the present one is not full, so that trimming may delete the present one.
 
-        Bookies for the new ledger are chosen first: if there are none, raises NotEnoughBookies, and nothing has
-        changed. Does nothing if the present ledger is empty."""
+        Chooses the bookies of the new ledger first: if there are not enough, raises NotEnoughBookies, and nothing has
+        changed. Does nothing if the present ledger is empty.
+        """
         await run_to_end(self._roll())
 
     async def _roll(self) -> None:
@@ -273,8 +278,8 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker has the topic or it cannot be served; publishes in flight fail
-        with an unknown outcome."""
+        """Stops all work at once, because another broker owns the topic or because this broker cannot serve it.
+        Publishes in flight fail with an unknown outcome."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -288,8 +293,8 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """Returns True if no other broker has taken the topic over, since that broker would have changed the list.
-        Raises the error of the metadata store if that cannot be read."""
+        """Returns True if no other broker has taken the topic over; a broker that does so changes the stored list of
+        ledgers. Raises the error of the metadata store if the list cannot be read."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -297,8 +302,9 @@ class TopicLog:
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
-        """Removes the ledgers that `choose` returns from the list, then deletes them. Returns those that were removed.
-        The list does not change while `choose` runs. Deletes nothing unless the change of the list is certain."""
+        """Removes the ledgers that the function `choose` returns from the list, and then deletes them. Returns the
+        removed ledgers. The list does not change while `choose` runs. Deletes nothing unless it is certain that the
+        list was changed."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
@@ -313,10 +319,10 @@ class TopicLog:
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Commits other `fields` of the topic's record, and in the same commit the changes `together`. Raises
-        TopicFenced if another broker has the topic, which is abandoned then, and any error that a change of `together`
-        raises. After any other error the outcome is unknown. `within`: the caller runs in a task that is not cancelled
-        (runtime/tasks.py), so that no further one is needed."""
+        """Commits new values of the given `fields` of the topic's record, and in the same commit the changes
+        `together`. Raises TopicFenced if another broker owns the topic (the log is abandoned then), and any error that
+        a change of `together` raises. After any other error the outcome is unknown. `within`: the caller runs in a task
+        that is not cancelled (runtime/tasks.py), so that no further task is needed."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refusal()
@@ -328,14 +334,15 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Terminates the topic after the publishes in flight. Returns the position of its last entry. Idempotent."""
+        """Terminates the topic after the publishes in flight have their outcome. Returns the position of its last
+        entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await run_to_end(self._finish(TopicState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
-        """Stops in order: confirms the publishes in flight, closes the ledger, and stores its end in the list.
-        Idempotent."""
+        """Closes the log in order: confirms the publishes in flight, closes the ledger, and stores the ledger's last
+        entry in the list. Idempotent."""
         if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
             await run_to_end(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
@@ -391,12 +398,13 @@ class TopicLog:
 
     @property
     def wanted_replication(self) -> Replication:
-        """Returns the replication that the policy asked for when the ledger that is written was created."""
+        """Returns the replication that the policy asked for when the present ledger was created."""
         return self._managed_ledger.wanted_replication
 
     @property
     def is_degraded(self) -> bool:
-        """Returns True if the ledger that is written has fewer bookies, or fewer copies, than the policy asked for."""
+        """Returns True if the ledger that is being written has fewer bookies, or fewer copies, than the policy asks
+        for."""
         return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.is_degraded
 
     @property
@@ -414,7 +422,8 @@ class TopicLog:
 
     @property
     def ledger_age_s(self) -> float:
-        """Returns the age (in seconds) of the ledger that is written, or was written last; 0 if there is none."""
+        """Returns the age, in seconds, of the ledger that is being written; if none is, of the ledger that was written
+        last; 0 if there is no ledger."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
@@ -424,7 +433,7 @@ class TopicLog:
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
-        """Returns the bookies of the ledger that is written, by ledger id; empty if none is written."""
+        """Returns the bookies of the ledger that is being written, by ledger id; empty if none is being written."""
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}

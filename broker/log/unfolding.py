@@ -40,8 +40,8 @@ _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = Wea
 
 
 def is_slow_to_parse(metadata: MessageMetadata) -> bool:
-    """Returns True if an entry with this metadata takes long to parse: it has many messages, many uncompressed bytes,
-    or many properties."""
+    """Returns True if an entry with this metadata takes long to parse, because it has many messages, many uncompressed
+    bytes, or many properties."""
     return (
         metadata.num_messages_in_batch > LONG_MESSAGES
         or metadata.uncompressed_size > LONG_BYTES
@@ -50,8 +50,8 @@ def is_slow_to_parse(metadata: MessageMetadata) -> bool:
 
 
 async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
-    """Returns the Key_Shared slots of the keys of a stored batch, that of the first message first. Decompresses the
-    batch in a thread. Returns () if the batch is damaged."""
+    """Returns the Key_Shared slots of the keys of the messages in a stored batch, the slot of the first message first.
+    Decompresses the batch in a thread. Returns () if the batch is damaged."""
     async with _turn():
         try:
             head = parse_stored_head(entry)
@@ -66,8 +66,8 @@ async def compute_slots(entry: Buffer, world: World) -> tuple[int, ...]:
 
 
 async def run_off_loop(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Returns the result of `work(*args, **kwargs)`, which parses the stored `entry`. Runs it in a thread if the entry
-    takes long to parse, one such call at a time; else calls it directly."""
+    """Calls the function `work(*args, **kwargs)`, which parses the stored `entry`, and returns its result. If the entry
+    takes long to parse, `work` runs in a thread, one such call at a time; else it is called directly."""
     try:
         long = is_slow_to_parse(parse_stored_head(entry).metadata)
     except CorruptEntry:

@@ -48,8 +48,8 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """Publishes messages of the broker itself, like a client. `endpoint` returns the address of this broker, which
-    answers who owns a topic."""
+    """Publishes messages that the broker itself creates, over the network like a client. `endpoint`: a function that
+    returns the address of this broker, which is asked for the owner of a topic."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -60,10 +60,10 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes entries; returns the position of each (None: not known). `spread`: any number, which chooses the
-        partition of a partitioned topic. `schema_version`: the version of the entries' schema in the topic, or in the
-        topic and incarnation `written_for`; empty: no schema. Raises TimedOut and other errors, after which the outcome
-        is unknown."""
+        """Publishes entries to a topic. Returns the position of each stored entry; None if the position is not known.
+        `spread`: any number; it determines the partition of a partitioned topic. `schema_version`: the version of the
+        entries' schema in the topic, or if `written_for` is given, in that topic and incarnation; empty: the entries
+        have no schema. After TimedOut or another error the outcome is unknown."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -76,9 +76,10 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """Publishes copies of messages of `source`, a topic and its incarnation, like `publish`. All messages must have
-        the same schema version. Their schema is registered for `topic` too, and the copies get its version there; if
-        the registration is refused, or the schema is deleted, the copies have no schema version."""
+        """Publishes copies of messages of `source`, a topic and its incarnation, to another topic, like `publish`. All
+        messages must have the same schema version. Registers their schema for `topic` too, and gives the copies the
+        schema version of `topic`. If the registration is refused, or the schema is deleted, the copies have no schema
+        version."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
@@ -142,7 +143,7 @@ class InternalProducer:
 
 
 class HalfPublisher:
-    """Publishes half messages after their commit, each in a transaction."""
+    """Publishes the messages of a half message to their topics after its commit, in one transaction."""
 
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
         self._producer = producer
@@ -202,16 +203,18 @@ OWNERS_MAX = 10_000
 
 @runtime_checkable
 class SettlingTopic(Protocol):
-    """A loaded topic that settles transactions."""
+    """The interface of a loaded topic to which the outcomes of transactions are applied."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions; returns for each None if its outcome is durable at the topic, else its error, as
-        TimedOut after `timeout_s`. Idempotent."""
+        """Applies the outcomes of transactions to the topic. Returns, for each transaction, None if its outcome is
+        durable at the topic, else the error; the error is TimedOut if that takes longer than `timeout_s`.
+        Idempotent."""
 
 
 class TopicSettler:
-    """Settles transactions at topics of any broker. `load` returns a topic that this broker owns, after loading it if
-    necessary, or raises NotOwner. `owner` returns the endpoint of the broker that serves the topic; "": this broker."""
+    """Applies the outcomes of transactions to topics of any broker. `load`: a function that returns a topic of this
+    broker, after loading it if necessary, or raises NotOwner. `owner`: a function that returns the endpoint of the
+    broker that serves the topic; "": this broker."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
@@ -224,9 +227,9 @@ class TopicSettler:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic of any broker, as `SettlementTargets` of broker/transaction/peers.py
-        requires. Returns for each settlement None if the topic has stored it, or is certainly deleted, else its
-        error."""
+        """Applies the outcomes of transactions to a topic of any broker, as `SettlementTargets` of
+        broker/transaction/peers.py requires. Returns, for each transaction, None if the topic has stored the outcome or
+        is certainly deleted, else the error."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -250,8 +253,9 @@ class TopicSettler:
         return await self._metadata.get(topic_path(topic)) is None
 
     async def settle_local(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Settles transactions at a topic that this broker owns. Returns for each settlement None or its error. Raises
-        NotOwner, NotAllowed if the topic does not support transactions."""
+        """Applies the outcomes of transactions to a topic that this broker owns. Returns None or the error for each
+        transaction. Raises NotOwner if another broker owns the topic; NotAllowed if the topic does not support
+        transactions."""
         loaded = await self._load(topic)
         if not isinstance(loaded, SettlingTopic):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -35,7 +35,8 @@ a slower load becomes the usual time at once."""
 
 
 class TopicLoadQueue:
-    """The turns in which topics are loaded: only a few at a time, and topics for which a producer waits come first."""
+    """Limits how many topics are loaded at the same time: each load waits for its turn. Topics for which a producer
+    waits come first."""
 
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
@@ -51,10 +52,12 @@ class TopicLoadQueue:
 
     @property
     def turn_timeout_s(self) -> float:
-        """The number of seconds after which a turn that begins now ends at the latest."""
+        """The number of seconds after which the turn of a load ends, also if the load has not ended: the next topic may
+        then be loaded."""
         return min(max(TURN_S, 2 * self._usual_s), TURN_S_MAX)
 
     def prioritize_topic_load(self, name: str) -> None:
+        """Puts the load of a topic before the loads for which no producer waits."""
         waiting = self._others.pop(name, None)
         if waiting is not None:
             self._first[name] = waiting
@@ -62,14 +65,14 @@ class TopicLoadQueue:
             self._hurried.add(name)
 
     def withdraw_load_priority(self, name: str) -> None:
-        """Withdraws `prioritize_topic_load` for a topic that is loaded, or is not loaded after all."""
+        """Undoes `prioritize_topic_load` for a topic that is loaded, or that will not be loaded."""
         self._hurried.discard(name)
 
     def make_load_turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def wait_turn(self, name: str) -> float:
-        """Waits for the turn of a topic; returns the monotonic time at which it began."""
+        """Waits until the topic may be loaded. Returns the monotonic time (in seconds) at which its turn began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
@@ -176,7 +179,7 @@ two."""
 
 
 class CacheLimits(NamedTuple):
-    """The sizes in bytes to which the caches are limited."""
+    """The sizes in bytes to which the two caches of entries are limited, and how much memory is lacking."""
 
     tail: int
     recent: int
@@ -184,6 +187,8 @@ class CacheLimits(NamedTuple):
 
 
 def limit_caches(state_bytes: int, config: BrokerConfig) -> CacheLimits:
+    """Returns the sizes of the caches that leave enough memory for a state of `state_bytes` bytes. The cache of
+    catch-up reads shrinks first, then the tail cache."""
     over = max(0, state_bytes - config.state_memory_bytes)
     recent = max(0, config.catch_up_cache_bytes - over)
     over -= config.catch_up_cache_bytes - recent
@@ -192,9 +197,9 @@ def limit_caches(state_bytes: int, config: BrokerConfig) -> CacheLimits:
 
 
 def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int:
-    """Returns the most memory for the holes of one subscription. `sizes` lists the present sizes of all subscriptions:
-    if their sum is more than `limit`, returns the size to which the larger ones must be cut so that the sum is `limit`;
-    never more than `own_max`."""
+    """Returns the number of bytes that the acknowledged ranges ("holes") of one subscription may take in memory.
+    `sizes`: the present sizes of all subscriptions. If their sum is more than `limit`, the result is the size to which
+    the larger ones must be reduced so that the sum is `limit`. Never returns more than `own_max`."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -205,7 +210,8 @@ def ack_hole_memory_limit(sizes: Sequence[int], limit: int, own_max: int) -> int
 
 
 class StateMemory:
-    """Measures the memory of a broker's state, and limits the caches to what the state leaves of the memory."""
+    """Measures how much memory the state of the broker takes (topics, subscriptions, connections), and limits the
+    caches to the memory that is left."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config

@@ -37,9 +37,9 @@ _ID = 1
 async def publish_entries_of_one_producer(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Publishes the entries over `channel`; returns the position of each (None: not known). If `opening` includes a
-    schema, each entry gets the version that this schema has in the topic. Makes one attempt: the caller must retry
-    after an error."""
+    """Publishes entries over `channel` as one producer. Returns the position of each stored entry; None if the position
+    is not known. If `opening` contains a schema, each entry gets the version that this schema has in the topic. Makes
+    one attempt: the caller must retry after an error."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -105,8 +105,8 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def replace_schema_version(client_part_: bytes, version: bytes) -> bytes:
-    """Returns the message `client_part_` with `version` as its schema version; with an empty `version`, without a
-    schema version."""
+    """Returns the message `client_part_` with `version` as its schema version; without a schema version if `version` is
+    empty."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

@@ -50,8 +50,8 @@ MEASURES = ("traffic", "backlog", "age")
 
 
 class TopicTotals(msgspec.Struct):
-    """The totals of a group of loaded topics. Counters are since the start of the broker; all other fields are current
-    values."""
+    """Sums over a group of loaded topics: number of topics, backlog, storage, rates. Counters of messages and bytes are
+    since the start of the broker; all other fields are current values."""
 
     topics: int = 0
     subscriptions: int = 0
@@ -71,9 +71,9 @@ class TopicTotals(msgspec.Struct):
 
 
 class SurveyedTopic(NamedTuple):
-    """A topic as the last walk over the loaded topics found it. `oldest_ms`: the arrival time of the oldest
-    unacknowledged message, in milliseconds since the epoch; 0: there is no such message, or its time is not known
-    yet."""
+    """The measured values of one topic. `rates`: its traffic between the last two measurements. `oldest_ms`: the
+    arrival time of the oldest unacknowledged message, in milliseconds since the epoch; 0: there is no such message, or
+    its time is not known yet."""
 
     topic: Topic
     rates: TrafficRates
@@ -82,7 +82,8 @@ class SurveyedTopic(NamedTuple):
 
 
 class TopicSurvey(msgspec.Struct, frozen=True):
-    """The result of a walk."""
+    """The result of one measurement of all loaded topics: totals of the broker, totals per namespace, and the largest
+    topics."""
 
     at_s: float  # of the clock
     total: TopicTotals
@@ -90,12 +91,12 @@ class TopicSurvey(msgspec.Struct, frozen=True):
     largest: Mapping[str, tuple[SurveyedTopic, ...]]  # by each of MEASURES, the largest first
 
     def count_topics(self) -> int:
-        """Returns the number of topics of all namespaces that it has."""
+        """Returns the number of topics in all namespaces of this survey."""
         return sum(each.topics for each in self.namespaces.values())
 
     def of_namespace(self, name: str) -> TopicSurvey:
-        """Returns a survey with the totals and the largest topics of one namespace only, and with the total of all
-        namespaces."""
+        """Returns a survey that has only the totals and the largest topics of one namespace. Its `total` remains the
+        total of all namespaces."""
         largest = {
             measure: tuple(each for each in found if str(each.topic.name.namespace_name) == name)
             for measure, found in self.largest.items()
@@ -106,7 +107,7 @@ class TopicSurvey(msgspec.Struct, frozen=True):
 
 
 def inspect_topic(topic: Topic) -> SurveyedTopic:
-    """Returns the facts of a topic, with the rates of the last walk. Reads no entry."""
+    """Measures one topic now, and returns the values. The rates are those of the last survey. Reads no entry."""
     log, shape, backlog, oldest = topic.log, topic.log.shape, 0, 0
     for each in topic.subscriptions.values():
         if each.is_durable and shape.has_readable_after(each.cursor.mark):
@@ -198,7 +199,7 @@ class _Walk:
 
 
 class TopicSurveyRunner:
-    """Walks over the loaded topics of one broker, at most once in SURVEY_S."""
+    """Measures all loaded topics of a broker on request, at most once in SURVEY_S seconds."""
 
     def __init__(self, clock: Clock, topics: Callable[[], Iterable[Topic]]) -> None:
         self._clock = clock
@@ -212,7 +213,8 @@ class TopicSurveyRunner:
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> TopicSurvey:
-        """Returns what a walk finds now, or found in the last SURVEY_S. Callers at the same time share one."""
+        """Measures all loaded topics and returns the survey. If the last measurement is not older than SURVEY_S
+        seconds, returns its survey instead. Concurrent callers share one measurement."""
         last = self._last
         if last is not None and self._clock.monotonic() - last.at_s < SURVEY_S:
             return last

@@ -78,8 +78,8 @@ PLACE_S = 1.0
 
 
 class ReadinessCheck:
-    """Checks whether one broker is ready. `ledgers` returns None while the broker has no metadata session, or does not
-    know which topics it owns."""
+    """Checks whether this broker can serve clients. `ledgers`: a function that returns the client of the bookies, or
+    None while the broker has no metadata session or does not know which topics it owns."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
         self._config = config
@@ -88,8 +88,8 @@ class ReadinessCheck:
         self._placed = -PLACE_S, "which bookies there are is not known yet"  # when it was checked, and why not
 
     async def why_not_ready(self) -> str:
-        """Returns why the broker is not ready; "" if it is ready. Checks the bookies at most once per PLACE_S, because
-        callers without authentication may call this."""
+        """Returns the reason why the broker is not ready to serve clients; "" if it is ready. Checks the bookies at
+        most once per PLACE_S, because callers without authentication may call this method."""
         ledgers, now_s = self._ledgers(), self._clock.monotonic()
         if ledgers is None:
             return "the broker is not registered now"
@@ -204,7 +204,8 @@ class _OwnershipSession:
 
 
 class TopicManager:
-    """The topics of a broker: loads them on request if the broker owns them, unloads and deletes them."""
+    """Manages the topics of a broker: loads a topic on request if this broker owns it, unloads topics and deletes
+    topics."""
 
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
@@ -252,8 +253,8 @@ class TopicManager:
     async def start_owning_bundles(
         self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
-        """Begins an ownership session: registers the broker with its addresses. After that clients find this broker,
-        and it can own topics."""
+        """Begins an ownership session: registers this broker, with its addresses, in the metadata. From then on clients
+        find this broker, and it can own topics."""
         self.endpoint = endpoint
         self._moved.clear()
         self._ordered_to_drain = await self._is_ordered_to_drain(metadata)
@@ -302,17 +303,17 @@ class TopicManager:
 
     @property
     def bookies(self) -> Bookies:
-        """Returns the connections to bookies. Raises Unavailable outside of an ownership session."""
+        """Returns the connections to the bookies. Raises Unavailable if this broker has no ownership session."""
         return self._open().ledgers.bookies
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of entries in flight to bookies."""
+        """The number of bytes of entries that were sent to bookies and are not confirmed yet."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
     def owned_count(self) -> int:
-        """Returns the number of bundles, and coordinators of transactions, that this broker owns."""
+        """Returns how many bundles and transaction coordinators this broker owns, in sum."""
         return len(self._session.ownership.owned_paths) if self._session is not None else 0
 
     @property
@@ -320,14 +321,16 @@ class TopicManager:
         return self._session is not None
 
     def suspend(self) -> None:
-        """Called when the metadata session is lost: topics are still served, nothing new is claimed, until `resume`."""
+        """Called when the metadata session is lost. This broker continues to serve its topics, but claims no new ones
+        until `resume` ends."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
-        """Continues in the next metadata session: claims the bundles again and drops topics that another broker took
-        over. If this raises, the caller must call `suspend`, then `resume` with another session."""
+        """Continues with a new metadata session: claims the bundles of this broker again, and abandons the topics that
+        another broker has taken over. If this method raises an error, the caller must call `suspend`, and then `resume`
+        with another session."""
         session = self._open()
         session.metadata.set_session(metadata)
         await session.ownership.register_broker()
@@ -345,7 +348,8 @@ class TopicManager:
             topic.log.abandon(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def abandon_all(self, error: MagnetarError) -> None:
-        """Ends the ownership session and all topics at once: another broker may own them already."""
+        """Ends the ownership session and abandons all topics at once, because other brokers may own the topics
+        already."""
         session = self._leave()
         session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
@@ -355,7 +359,7 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """Ends the ownership session: unloads all topics, then releases the bundles."""
+        """Ends the ownership session in order: unloads all topics, then releases the bundles to other brokers."""
         self.survey.close()
         if self._session is None:
             return
@@ -378,8 +382,8 @@ class TopicManager:
     # ------------------------------------------------------------------ drain
     async def drain(self) -> int:
         """Registers this broker as draining, and moves its bundles to the other brokers of its group, a few at a time.
-        Returns what this broker still owns. If the group has no other broker, this broker keeps everything. May be
-        called again."""
+        Returns the number of bundles and coordinators that this broker still owns. If the group has no other broker,
+        this broker keeps all of its bundles. May be called again."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -398,8 +402,9 @@ class TopicManager:
         return len(ownership.owned_paths)
 
     async def follow_drain_requests(self) -> None:
-        """Drains this broker while an operator's drain request is stored in the metadata, also after a restart. Tries
-        again for bundles that it could not move before."""
+        """Checks whether an operator's request to drain this broker is stored in the metadata. If it is, drains this
+        broker, also after a restart, and tries again to move bundles that could not be moved before. Ends the drain if
+        the request was removed. Called again and again."""
         session = self._session
         if session is None or not session.settled:
             return
@@ -421,7 +426,8 @@ class TopicManager:
         )
 
     async def can_release_bundles(self) -> bool:
-        """Whether this broker could give bundles away now: it owns some, and the metadata answers."""
+        """Returns whether this broker could give bundles to other brokers now: it owns some, and the metadata
+        answers."""
         session = self._session
         return (
             session is not None and session.settled and bool(session.ownership.owned_paths) and await session.answers()
@@ -499,9 +505,9 @@ class TopicManager:
         return TopicWatcher(session.metadata, session.catalog)
 
     async def find_owner(self, name: TopicName) -> BrokerRecord:
-        """Returns the broker that serves the topic, which need not exist; this broker may become the owner. Raises
-        Unavailable while this broker has no metadata session, unless the topic is loaded here, or was given away before
-        this broker closed."""
+        """Returns the record of the broker that serves the topic. The topic need not exist. If the topic has no owner,
+        this broker may become the owner. Raises Unavailable while this broker has no metadata session, unless the topic
+        is loaded here, or this broker gave the topic away before it closed."""
         self.lookups += 1
         if self._session is None and (heir := self._moved.get(name.full)) is not None:
             return heir
@@ -513,14 +519,15 @@ class TopicManager:
         return await session.ownership.find_owner(name, await session.catalog.get_cached_namespace(name.namespace_name))
 
     async def report_load(self, busy_percent: int) -> None:
-        """Reports the load of this broker (broker/cluster/bundles_core.py)."""
+        """Stores the present load of this broker, by which bundles are distributed over the brokers
+        (broker/cluster/bundles_core.py)."""
         session = self._session
         if session is not None and session.settled and self.config.share_group:
             await session.ownership.report_load(busy_percent)
 
     @property
     def own_broker_record(self) -> BrokerRecord | None:
-        """The record with this broker's addresses; None if the broker is not registered now."""
+        """The record of this broker with its addresses; None if this broker is not registered in the metadata now."""
         return self._session.ownership.me if self._session is not None else None
 
     async def list_brokers(self) -> list[BrokerRecord]:
@@ -541,23 +548,25 @@ class TopicManager:
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
-        """The transaction coordinators that run at this broker now."""
+        """The transaction coordinators that this broker runs now."""
         return self._session.transactions.loaded_coordinators if self._session is not None else ()
 
     def bookie_statistics(self) -> dict[str, dict[str, int]]:
-        """Returns statistics of the connections to bookies, by bookie; empty outside of an ownership session."""
+        """Returns the statistics of the connection to each bookie, by bookie. Empty if this broker has no ownership
+        session."""
         return self._session.ledgers.statistics() if self._session is not None else {}
 
     def next_client_id(self) -> int:
-        """Returns an id for a producer or consumer, which is never used twice in this process."""
+        """Returns a new id for a producer or consumer. An id is never used twice in this process."""
         self._next_id += 1
         return self._next_id
 
     # ------------------------------------------------------------------ topics
     async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
-        """Returns the topic, after loading it if necessary. Raises NotOwner if another broker serves it, TopicNotFound,
-        NotAllowed, DataLost, Unavailable. `create`: a missing topic is created if that is allowed. `publishes`: the
-        caller is a producer, so the topic is loaded before topics for which only consumers wait."""
+        """Returns the topic, after loading it if necessary. Raises NotOwner if another broker serves the topic;
+        TopicNotFound, NotAllowed, DataLost or Unavailable if it cannot be loaded. `create`: whether a missing topic is
+        created, if that is allowed. `publishes`: the caller is a producer, so this topic is loaded before topics for
+        which only consumers wait."""
         found = self.loaded.get(name.full)
         if found is not None:
             return found
@@ -628,16 +637,16 @@ class TopicManager:
             _LOG.exception("%s: the topic was not closed in order", topic.name)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """Closes the topic if it is loaded at this broker; the next use loads it again, at this broker or another. If
-        the caller is cancelled, the topic is closed nevertheless."""
+        """Closes the topic if it is loaded at this broker. The next use loads the topic again, at this broker or
+        another one. If the caller is cancelled, the topic is closed nevertheless."""
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await run_to_end(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
-        """Unloads the topics of the bundle `bundle` of a namespace, or of all bundles if it is empty, at this broker
-        and releases the bundles: the next broker that is asked for a topic becomes the owner. Returns the numbers of
-        topics and of bundles."""
+        """Unloads the topics of one bundle of a namespace at this broker, or of all bundles if `bundle` is empty, and
+        releases the bundles: the next broker that is asked for one of the topics becomes the owner. Returns the number
+        of unloaded topics and the number of released bundles."""
         session = self._open()
         if not session.settled:
             raise Unavailable(_UNSETTLED)
@@ -668,9 +677,9 @@ class TopicManager:
         await self._close_topic(topic, error)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
-        """Marks lost entries as skipped (broker/log/managed_ledger.py) and returns their ranges. Unloads the topic
-        before and afterwards, so that it is loaded with the new list of ledgers. No client can load the topic in
-        between. Raises Busy if the list keeps changing."""
+        """Marks the lost entries of a topic as skipped (broker/log/managed_ledger.py), and returns their ranges.
+        Unloads the topic before and afterwards, so that the topic is loaded with the new list of ledgers. Clients
+        cannot load the topic in between. Raises Busy if the list of ledgers keeps changing."""
         session = self._open()
         if not may_write_feature(Feature.SKIPPED_LOSSES):
             raise Unavailable("not before the upgrade is finished: run 'magnetar cluster finish-upgrade', then restart")
@@ -696,7 +705,7 @@ class TopicManager:
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_deletable(self, name: TopicName, *, force: bool) -> int:
-        """Raises the error that `delete_topic` would raise now; returns the incarnation of the topic that
+        """Raises the error that `delete_topic` would raise now. Otherwise returns the incarnation of the topic that
         `delete_topic` would delete. Changes nothing."""
         topic = await self.topic(name, create=False)
         await topic.check_delete(force=force)
@@ -705,11 +714,12 @@ class TopicManager:
     async def delete_topic(
         self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
     ) -> None:
-        """Deletes a topic: the record first, then the ledgers, so that no record names ledgers that a crash leaves
-        over. `abort`: open transactions of the topic are aborted; else they make it refuse; None: as `force`.
+        """Deletes a topic: its record first, then its ledgers, so that no record names deleted ledgers, also after a
+        crash between the two steps. `abort`: True: open transactions of the topic are aborted; False: they make the
+        deletion fail; None: as `force`.
 
-        The ended topic stays loaded, and refuses every client, until its record is deleted: if it were loaded again
-        before, it would confirm publishes into a ledger that no list names. If the caller is cancelled, the delete
+        The ended topic stays loaded and refuses every client until its record is deleted: if it were loaded again
+        before, it would confirm publishes into a ledger that no list names. If the caller is cancelled, the deletion
         still runs to its end.
         """
         session = self._open()
@@ -765,7 +775,8 @@ class TopicManager:
         return self.config.auto_topic_creation if changed is None else changed
 
     async def maintain_topics(self) -> None:
-        """Runs the maintenance of each loaded topic; unused topics are deleted."""
+        """Runs the periodic maintenance of each loaded topic (such as expiry and trimming), and deletes unused topics
+        if their policies say so."""
         await run_maintenance(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
         inactive, turns = list[Topic](), EventLoopSlices(self.world.clock)
         for topic in list(self.loaded.values()):
@@ -782,8 +793,9 @@ class TopicManager:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
     async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[OrphanSearch, list[Orphan]]:
-        """Searches for orphans (broker/cluster/orphans.py); with `remove`, deletes them, and with `unexplained` also
-        those whose owner has no record. Returns the result of the search, and the orphans that were deleted."""
+        """Searches the cluster for orphaned ledgers (broker/cluster/orphans.py). With `remove`, deletes the orphans;
+        with `unexplained` also, those whose owner has no record. Returns the result of the search, and the orphans that
+        were deleted."""
         session = self._open()
         found = await find_orphans(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
@@ -799,12 +811,13 @@ class TopicManager:
         return found, await delete_orphans(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
     async def delete_orphans_if_first_broker(self) -> None:
-        """Deletes orphans if this broker is the first of the cluster by name: one broker is enough."""
+        """Deletes the orphans of the cluster if this broker is the first one by name. All brokers call this method, and
+        one of them is enough."""
         names = sorted(each.name for each in await self.list_brokers())
         if names[:1] == [self.name]:
             await self.find_orphans(remove=True)
 
     @property
     def is_blocking_producers(self) -> bool:
-        """Whether the backlog quota of some topic blocks its producers."""
+        """Returns whether a topic exists at this broker whose backlog quota blocks its producers now."""
         return any(topic.maintenance.must_hold_producers() for topic in self.loaded.values())

@@ -62,6 +62,8 @@ from .translate import pulsar_error_number
 
 
 def parse_caller_credentials(caller: Caller, method: str, data: bytes) -> Caller:
+    """Returns the caller with the credentials that the client sent by the authentication method `method` ("token" or
+    "basic"). Any other method counts as no credentials."""
     data = data[:AUTHORIZATION_MAX]
     if method == "token":
         return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
@@ -95,7 +97,8 @@ T = TypeVar("T")
 
 
 class PulsarConnection:
-    """A connection of a Pulsar client."""
+    """One TCP connection of a client that speaks Pulsar's protocol: reads its commands, and sends answers and
+    deliveries."""
 
     def __init__(
         self,
@@ -187,7 +190,8 @@ class PulsarConnection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def on_memory_reserved(self) -> None:
-        """Called when there is memory for the long frame of this connection: resumes reading it."""
+        """Called when memory is reserved for the large frame that this connection receives: continues to read the
+        frame."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -312,7 +316,8 @@ class PulsarConnection:
         self._counted_in, self._counted_out = into, out
 
     def count_waiting_bytes(self, size: int) -> None:
-        """Adds `size`, which may be negative, to the bytes of entries that wait for credit."""
+        """Adds `size` to the number of bytes of entries that wait until their producers have credit. `size` may be
+        negative."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -404,7 +409,8 @@ class PulsarConnection:
         return self._counted_out > limit or answers.held > answers.limit
 
     async def wait_drained(self) -> None:
-        """Waits until more deliveries may be sent on the connection. Raises ConnectionLost."""
+        """Waits until the client has read so much that more deliveries may be sent. Raises ConnectionLost if the
+        connection is lost."""
         self._flush()
         await self._stream.wait_drained()
         if self._ended is not None:
@@ -413,7 +419,8 @@ class PulsarConnection:
             await asyncio.sleep(ROOM_S)
 
     def send_error(self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None) -> None:
-        """Sends an ERROR. `number`: the error number to send; None: that of errors.py for `error`."""
+        """Sends an ERROR command that answers the request. `number`: the error number to send; None: the number that
+        errors.py has for `error`."""
         number = pulsar_error_number(error) if number is None else number
         self.send(encode_frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -438,7 +445,7 @@ class PulsarConnection:
         return self._tasks.spawn(work, "pulsar-request")
 
     def abort(self, error: MagnetarError) -> None:
-        """Ends the connection because of `error`: no more commands are handled, and nothing more is delivered."""
+        """Ends the connection because of `error`: no further commands are handled, and nothing more is delivered."""
         _LOG.debug("%s: %s", self.caller.peer, error)
         self._end_with(error)
         self.start_request(self._stream.close())
@@ -459,9 +466,9 @@ class PulsarConnection:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     def find_next_urls(self, error: MagnetarError) -> dict[str, str]:
-        """Returns the fields of a CLOSE command with the addresses of the broker to which the topic moves. Returns no
-        fields if `error` does not name that broker, or if the listener that the client uses is not known. The client
-        then looks the topic up."""
+        """Returns the fields of a CLOSE command that tell the client the addresses of the broker to which the topic
+        moves. Returns no fields if `error` does not name that broker, or if the listener that the client uses is not
+        known. The client then looks the topic up."""
         heir = self.broker.heirs.get(error.fields.get("owner", "")) if isinstance(error, NotOwner) else None
         if heir is None or (self.listener is None and len(set(heir.pulsar.values())) > 1):
             return {}
@@ -471,7 +478,7 @@ class PulsarConnection:
 
     # ------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Ends the connection: producers leave their topics, consumers leave their subscriptions."""
+        """Ends the connection: its producers leave their topics, and its consumers leave their subscriptions."""
         left = await asyncio.gather(self._tasks.close(), *self.handlers.take_closings(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
@@ -487,8 +494,8 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class HandlerTable:
-    """The handlers of a connection, by the ids that the client assigns. `command_handlers`: the function that handles a
-    command, by the type of the command."""
+    """The handlers of all producers and consumers of one connection, by the ids that the client assigns.
+    `command_handlers`: the function that handles each command, by the type of the command."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -511,7 +518,8 @@ class HandlerTable:
         return [*self.producers.values(), *self.consumers.values()]
 
     def take_closings(self) -> list[Awaitable[object]]:
-        """Removes all handlers and returns awaitables that end them."""
+        """Removes all handlers from the table. Returns the awaitables that end the handlers; the caller must await
+        them."""
         every = self.list_handlers()
         self.producers.clear()
         self.consumers.clear()

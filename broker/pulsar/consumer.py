@@ -49,7 +49,8 @@ SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 
 
 class ConsumerHandler:
-    """The handler of a consumer, and its session's port (`broker.session.consumer.ConsumerPort`)."""
+    """Translates between the commands of one consumer and its session, and is the port of this session
+    (`broker.session.consumer.ConsumerPort`)."""
 
     def __init__(
         self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
@@ -107,13 +108,14 @@ class ConsumerHandler:
         connection.send_success(asked.request_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Passes the caller's renewed credentials to the session."""
+        """Called when the client has renewed its credentials: passes the caller with the new credentials to the
+        session."""
         if self.session is not None:
             self.session.on_renewed(principal)
 
     async def end_sought_session(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Ends the session of a reader after a seek; returns `options` with the start position changed to the target of
-        the seek, for the next session."""
+        """Ends the session of a reader after a seek. Returns the options for the reader's next session: `options`, but
+        with the target of the seek as the start position."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
@@ -175,7 +177,8 @@ class ConsumerHandler:
             yield from translate.redeliver_in_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
-        """Moves the cursor of the subscription. The new position is durable when this returns."""
+        """Handles a SEEK command: moves the cursor of the subscription. The new position is durable when this method
+        returns."""
         session = self._opened()
         self.has_sought = True
         self._close_at_client()
@@ -255,8 +258,9 @@ class ConsumerHandler:
             self._connection.send(encode_frame(active_consumer_change=change))
 
     def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
-        """Closes the consumer at the client. What the client acknowledges until it reads that still counts, as far as
-        it comes in time: its protocol does not say which acknowledgement is the last."""
+        """Tells the client that its consumer is closed, because the topic moves to another broker. Acknowledgements
+        that the client sends before it reads the command still count if they arrive in time. Pulsar's protocol does not
+        mark the last acknowledgement."""
         if self.session is not None and not (self._over or self.has_sought):
             self._is_moving = True
             self._close_at_client(error)
@@ -285,7 +289,7 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_CONSUMER: answers it when what the consumer acknowledged is durable."""
+        """Handles CLOSE_CONSUMER. Answers the command when everything that the consumer acknowledged is durable."""
         await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -299,7 +303,8 @@ class ConsumerHandler:
             self._connection.send_success(request_id)
 
     async def leave(self) -> None:
-        """Cancels the opening and leaves the subscription at once. Idempotent."""
+        """Ends the consumer at once: cancels its opening if that is in progress, and leaves the subscription.
+        Idempotent."""
         self._over = True
         if self._notice is not None:
             self._notice.cancel()
@@ -315,7 +320,8 @@ class ConsumerHandler:
 
 
 def parse_subscribe(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
-    """Returns the options in a SUBSCRIBE command. Raises InvalidRequest if they are invalid."""
+    """Returns the options of the consumer that a SUBSCRIBE command describes. Raises InvalidRequest if they are
+    invalid."""
     start = None
     if not asked.durable:
         start = translate.parse_message_id(asked.start_message_id) if asked.HasField("start_message_id") else None

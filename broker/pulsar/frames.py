@@ -51,19 +51,20 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 
 
 class SharedReceiveBuffer:
-    """One spare buffer that all connections share, each for a short time. So the buffer stays in the processor's cache,
-    and no memory is allocated and zeroed for each read."""
+    """A receive buffer that all connections share; one connection at a time uses it, and only for a short time. So the
+    buffer stays in the processor's cache, and no memory is allocated and zeroed for each read."""
 
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
     def take_buffer(self) -> memoryview:
-        """Returns the spare buffer for exclusive use; an empty one if another connection uses it."""
+        """Returns the shared buffer for exclusive use until `release`. Returns an empty buffer if another connection
+        uses the shared one."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
     def release(self, buffer: memoryview) -> None:
-        """Returns a buffer for use by others. Nothing may read it afterwards."""
+        """Gives a buffer back, so that other connections can use it. The caller must not read the buffer afterwards."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
@@ -87,16 +88,18 @@ class PulsarFrameSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the buffer for the incomplete frame, in bytes: at most the largest of twice the bytes received of
-        that frame, the size of the largest frame so far, and the size of the spare buffer."""
+        """The size in bytes of the buffer for the incomplete frame. It is never larger than the largest of: twice the
+        received bytes of that frame, the largest frame so far, and the spare buffer."""
         return len(self._buffer)
 
     @property
     def incoming_bytes(self) -> int:
-        """Size in bytes of the incomplete frame; 0: there is none, or its size is not known yet."""
+        """The size in bytes of the frame that has not arrived completely; 0 if there is no such frame, or its size is
+        not known yet."""
         return self._frame_bytes() if self._end - self._begin >= 4 else 0
 
     def read_buffer(self) -> memoryview:
+        """Returns the free part of the buffer, into which the next bytes of the stream must be read."""
         if not self._buffer and self._spare is not None:
             self._buffer = self._spare.take_buffer()
         here, left = self._end - self._begin, len(self._buffer) - self._end
@@ -107,14 +110,15 @@ class PulsarFrameSplitter:
         return self._buffer[self._end :]
 
     def on_bytes(self, size: int) -> bool:
-        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns whether `complete_frames` will
-        yield a frame, or raise."""
+        """Called when `size` bytes were read into the buffer of `read_buffer`. Returns True if `complete_frames` will
+        now yield a frame, or raise an error."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def receive_frames(self, size: int) -> Iterator[memoryview]:
-        """Calls `on_bytes(size)`, then returns `complete_frames()`."""
+        """Counts `size` bytes as received, and returns an iterator over the frames that are complete now: calls
+        `on_bytes`, then `complete_frames`."""
         self.on_bytes(size)
         return self.complete_frames()
 
@@ -149,8 +153,8 @@ class PulsarFrameSplitter:
 
 
 def parse_frame(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
-    """Returns the command of a frame, and the bytes that follow the command. Raises InvalidRequest if the command is
-    invalid."""
+    """Returns the command that a frame contains, and the bytes of the frame after the command. Raises InvalidRequest if
+    the command is invalid."""
     size = _U32.unpack_from(frame)[0]
     if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
         raise InvalidRequest(f"a command of {size} bytes in a frame of {len(frame)}")
@@ -178,8 +182,8 @@ def _check_text(message: Message, name: str) -> None:
 
 
 def parse_sent_entry(rest: memoryview) -> Buffer:
-    """Returns the entry of a SEND, with a checksum. The result is a view of the frame if the client sent the checksum,
-    else a copy. Raises CorruptEntry if there is no entry."""
+    """Returns the entry that a SEND command contains, with a checksum. If the client sent the checksum, the result is a
+    view of the frame, else a copy. Raises CorruptEntry if the command contains no entry."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
@@ -189,7 +193,8 @@ def parse_sent_entry(rest: memoryview) -> Buffer:
 
 
 def encode_frame(**commands: object) -> bytes:
-    """Returns the encoded frame of one command: `encode_frame(success=CommandSuccess(…))`."""
+    """Returns the encoded frame of one command. The argument's name is the field of the command:
+    `encode_frame(success=CommandSuccess(…))`."""
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
     return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
@@ -199,7 +204,8 @@ _RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt`
 
 
 def encode_receipt(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
-    """Returns the encoded frame of a SEND_RECEIPT, which answers one entry. `highest` is left out if it is 0."""
+    """Returns the encoded frame of a SEND_RECEIPT command, which confirms one published entry. `highest` is left out if
+    it is 0."""
     place = b"".join((b"\x08", encode_varint(ledger_id), b"\x10", encode_varint(entry_id)))
     parts = [
         b"\x08",
@@ -221,7 +227,7 @@ _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
 
 
 def encode_message_head(message: bytes, entry_bytes: int) -> bytes:
-    """Returns the encoded start of a MESSAGE frame; the caller must send an entry of `entry_bytes` bytes after it.
-    `message` is the encoded CommandMessage."""
+    """Returns the encoded beginning of a MESSAGE frame. The caller must send an entry of `entry_bytes` bytes directly
+    after it. `message`: the encoded CommandMessage."""
     body = b"".join((_MESSAGE, encode_varint(len(message)), message))
     return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

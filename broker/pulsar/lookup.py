@@ -59,7 +59,8 @@ Command = pulsar.BaseCommand
 
 
 async def answer_request(connection: PulsarConnection, command: Command) -> None:
-    """Answers a command; ends the connection if clients may not send that command."""
+    """Handles a command of the client and sends the answer. Ends the connection if a client may not send such a
+    command."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -159,7 +160,7 @@ async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopic
 
 
 def topics_hash(names: list[str]) -> str:
-    """Returns the hash of sorted names as Pulsar's clients compute it."""
+    """Returns the hash of a sorted list of topic names, computed as Pulsar's clients compute it."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
@@ -234,7 +235,8 @@ _ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[Any,
 async def answer_consumer_request(
     connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None
 ) -> None:
-    """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
+    """Handles a SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID or CONSUMER_STATS command of a consumer, and sends the
+    answer."""
     try:
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")
@@ -298,11 +300,12 @@ _LOG = logging.getLogger("magnetar.broker.pulsar")
 
 
 def supports_patterns() -> bool:
+    """Returns whether clients may subscribe by a pattern of topic names: whether RE2 is installed."""
     return importlib.util.find_spec("re2") is not None
 
 
 class TopicWatchers:
-    """The topic watchers of one connection, by the ids that the client assigns."""
+    """The subscriptions of one connection to changes of a list of topics, by the ids that the client assigns."""
 
     def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
@@ -426,8 +429,8 @@ class _Watcher:
 
 
 def compile_pattern(text: str) -> Callable[[str], bool]:
-    """Returns a function that returns whether the full name of a topic matches the pattern. Raises InvalidRequest if
-    the pattern is invalid, NotAllowed if RE2 is not installed."""
+    """Returns a function that takes the full name of a topic, and returns whether the name matches the pattern. Raises
+    InvalidRequest if the pattern is invalid; NotAllowed if RE2 is not installed."""
     if len(text) > PATTERN_MAX:
         raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
     try:

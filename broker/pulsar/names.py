@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 class OpenProducers:
-    """The open producers of Pulsar clients, by topic and name."""
+    """The open producers of all Pulsar connections of this broker, by topic and producer name."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], ProducerHandler] = {}
 
     def find_replaced_instance(self, topic: str, name: str, place: str, epoch: int) -> str:
-        """Returns the instance id of the open producer that the producer of these arguments replaces, because its
-        client reconnected; "" if it replaces none."""
+        """Returns the instance id of the open producer that a new producer replaces, because its client has
+        reconnected: a producer with the same topic and name, from the same host (`place`), with a lower epoch. Returns
+        "" if there is no such producer."""
         known = self._open.get((topic, name))
         returns = known is not None and known.network == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""

@@ -60,7 +60,8 @@ NOTHING = b""
 
 
 class ProducerHandler:
-    """The handler of a producer, and its session's port (`broker.session.producer.ProducerPort`)."""
+    """Translates between the commands of one producer and its session, and is the port of this session
+    (`broker.session.producer.ProducerPort`)."""
 
     def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
@@ -124,7 +125,8 @@ class ProducerHandler:
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def on_renewed(self, principal: Principal) -> None:
-        """Passes the caller's renewed credentials to the session."""
+        """Called when the client has renewed its credentials: passes the caller with the new credentials to the
+        session."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -147,7 +149,8 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """Publishes the entry in `rest`, the bytes after the command; they are copied before this returns."""
+        """Publishes the entry of a SEND command. `rest`: the bytes after the command, which are copied before this
+        method returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -223,14 +226,14 @@ class ProducerHandler:
             self.on_replaced()
 
     def on_replaced(self) -> None:
-        """Removes the producer and leaves the topic, because the producer was closed, or its id is used for another
-        producer."""
+        """Called when the producer was closed, or its id is used for another producer: removes the producer from the
+        connection, and leaves the topic."""
         self._over = True
         self._connection.handlers.remove_producer(self)
         self._connection.start_uncancelled_cleanup(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """Handles CLOSE_PRODUCER: answers it after every publish in flight is answered."""
+        """Handles CLOSE_PRODUCER. Answers the command when every publish in flight is answered."""
         await run_then(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -244,7 +247,8 @@ class ProducerHandler:
             self._connection.send_success(request_id)
 
     async def leave(self) -> None:
-        """Cancels the opening, drops waiting entries and leaves the topic at once. Idempotent."""
+        """Ends the producer at once: cancels its opening if that is in progress, drops the entries that wait, and
+        leaves the topic. Idempotent."""
         self._over = True
         self._connection.count_waiting_bytes(-sum(map(len, self._waiting)))
         self._waiting.clear()
@@ -270,6 +274,6 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """Returns the largest payload that clients may send: `max_message_bytes`, or less if a ledger entry would have too
-    little room left for the metadata."""
+    """Returns the largest payload size in bytes that clients may send: `max_message_bytes`, or less if a ledger entry
+    would otherwise have too little room for the metadata of the message."""
     return max(1, config.max_message_bytes - METADATA_BYTES + metadata_bytes_max(config))

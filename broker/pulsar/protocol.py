@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PulsarProtocol:
-    """The service of a listener of Pulsar's protocol."""
+    """Serves the connections of a listener for Pulsar's protocol."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -33,8 +33,8 @@ class PulsarProtocol:
         self._callers: CallerAuthenticator | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until either side ends it. Raises Unauthenticated, InvalidRequest or ConnectionLost if
-        that error ended it."""
+        """Serves one connection until the client or the broker ends it. Raises Unauthenticated, InvalidRequest or
+        ConnectionLost if such an error ended the connection."""
         if self._callers is None:
             self._callers = CallerAuthenticator(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")

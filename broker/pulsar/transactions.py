@@ -49,19 +49,20 @@ _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 
 
 def has_txn(command: Any) -> bool:
-    """Whether a SEND or an ACK belongs to a transaction: both fields of the id are present, with any value."""
+    """Returns whether a SEND or ACK command belongs to a transaction: whether both fields of the transaction id are
+    present, with any value."""
     return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
 def txn_of(command: Any) -> TxnId:
-    """Returns the id of the transaction in a command. Raises InvalidRequest if the two numbers are no transaction
+    """Returns the transaction id in a command. Raises InvalidRequest if its two numbers are not a valid transaction
     id."""
     return TxnId.from_numbers(command.txnid_most_bits, command.txnid_least_bits)
 
 
 def coordinator_of(topic: TopicName) -> int | None:
-    """Returns the number of the coordinator to which a partition of `ASSIGN_TOPIC` belongs; None if the topic is no
-    such partition."""
+    """Returns the number of the transaction coordinator to which a partition of the topic `ASSIGN_TOPIC` belongs.
+    Returns None if `topic` is not such a partition."""
     return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
 
 

@@ -60,6 +60,7 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], pulsar.ServerError], ...] = (
 
 
 def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
+    """Returns the error number of Pulsar's protocol for an error."""
     for kind, number in _TABLE:
         if isinstance(error, kind):
             return number
@@ -67,8 +68,8 @@ def pulsar_error_number(error: errors.MagnetarError) -> pulsar.ServerError:
 
 
 def ensure_magnetar_error(error: Exception) -> errors.MagnetarError:
-    """Returns the error for the client. An unexpected exception is logged and becomes InternalError, so that the client
-    gets an answer."""
+    """Returns `error` if it is a MagnetarError. Any other exception is unexpected: it is logged, and an InternalError
+    is returned, so that the client gets an answer."""
     if isinstance(error, errors.MagnetarError):
         return error
     _LOG.error("a request of a client failed", exc_info=error)
@@ -79,11 +80,12 @@ WORD = (1 << 64) - 1
 
 
 def signed_long(number: int) -> int:
-    """Returns the Java long, a signed number, whose bits are those of the uint64 `number`."""
+    """Returns the signed 64-bit number (a Java long) that has the same bits as the uint64 `number`."""
     return number - (1 << 64) if number >> 63 else number
 
 
 def unsigned_long(number: int) -> int:
+    """Returns the uint64 that has the same bits as the signed 64-bit number (a Java long) `number`."""
     return number & WORD
 
 
@@ -92,8 +94,8 @@ def to_properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def parse_message_id(of: MessageIdData) -> MessageId:
-    """Returns the message id. If `of` has an ack set, the batch index is that of the first message of the batch that is
-    not acknowledged."""
+    """Returns the message id that a MessageIdData contains. If `of` has an ack set, the batch index is that of the
+    first message of the batch that is not acknowledged."""
     batch_index = of.batch_index
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -112,8 +114,8 @@ def encode_message_id(position: Position, partition: int, batch_index: int = -1)
 
 # ------------------------------------------------------------------ schemas
 def parse_schema(given: pulsar.Schema) -> SchemaInfo | None:
-    """Returns the schema; None for type 0, by which Java's client means bytes. Raises InvalidRequest if the schema is
-    invalid."""
+    """Returns the schema that a command contains; None for schema type 0, by which Java's client means plain bytes.
+    Raises InvalidRequest if the schema is invalid."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -129,8 +131,8 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 # ------------------------------------------------------------------ acknowledgements
 def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
-    """Acknowledges, in steps of a generator. Raises InvalidRequest, NotAllowed; the entries before the refused one are
-    acknowledged."""
+    """Acknowledges the messages of an ACK command. A generator: other tasks may run between its steps. Raises
+    InvalidRequest or NotAllowed if an entry is refused; the entries before the refused one are acknowledged."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -142,9 +144,10 @@ def acknowledge_in_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> It
 
 
 async def ack_in_transaction(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """Acknowledges in a transaction, like `ConsumerSession.ack_in_transaction`. A cumulative acknowledgement that
-    covers no message yet does nothing. Any other acknowledgement becomes pending or is refused, never ignored: else the
-    client would take it for done at the commit."""
+    """Acknowledges the messages of an ACK command in a transaction, by `ConsumerSession.ack_in_transaction`. A
+    cumulative acknowledgement that covers no message yet does nothing. Any other acknowledgement becomes pending or is
+    refused, but is never ignored: otherwise the client would believe at the commit that the messages are
+    acknowledged."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
@@ -184,10 +187,10 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def parse_individual_acks(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """Yields the entries of an individual acknowledgement. `messages_of` returns the batch size of an entry, 0:
-    unknown. With `exact`, every named message counts, also if only a part of the batch is outstanding at this consumer
-    (an abort requeued the rest): then the batch size that the client sends is used. With `exact`, raises InvalidRequest
-    if the size is not known, or no message is named."""
+    """Yields the entries that an individual acknowledgement acknowledges, wholly or in part. `messages_of`: a function
+    that returns the number of messages in an entry; 0: unknown. With `exact`, every named message counts, also if only
+    a part of the batch is outstanding at this consumer (an abort requeued the rest): the batch size that the client
+    sends is used. With `exact`, raises InvalidRequest if the batch size is not known, or no message is named."""
     for each in ids:
         position = Position(signed_long(each.ledgerId), signed_long(each.entryId))
         if position.entry_id < 0:
@@ -209,8 +212,8 @@ def parse_individual_acks(
 
 
 def parse_cumulative_ack(of: MessageIdData) -> Iterator[AckedEntry]:
-    """Yields the entry up to which messages are acknowledged. Yields nothing for entry id -1, which a client sends
-    before it has finished the first message of a ledger."""
+    """Yields the entry up to which a cumulative acknowledgement acknowledges all messages. Yields nothing for entry id
+    -1, which a client sends before it has finished the first message of a ledger."""
     position = Position(signed_long(of.ledgerId), signed_long(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -236,7 +239,8 @@ def _bits(words: Sequence[int]) -> int:
 
 
 def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
-    """Returns the ack set of a batch of `count` messages of which those with the indexes `acked` are acknowledged."""
+    """Returns the ack set (Pulsar's bit set of unacknowledged messages) of a batch of `count` messages. `acked`: the
+    batch indexes of the acknowledged messages."""
     left = (1 << count) - 1
     for index in acked:
         left &= ~(1 << index)
@@ -251,8 +255,9 @@ def encode_ack_set(acked: Sequence[int], count: int) -> list[int]:
 def redeliver_in_steps(
     session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
 ) -> Iterator[None]:
-    """Requeues the named messages for redelivery, in steps of a generator. As in Pulsar, requeues all messages that are
-    outstanding at the consumer if none is named, or if the subscription type preserves the order."""
+    """Gives the messages that a command names back to the subscription, which delivers them again. A generator: other
+    tasks may run between its steps. As in Pulsar, gives back all messages that are outstanding at the consumer if the
+    command names none, or if the subscription type preserves the order."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(signed_long(each.ledgerId), signed_long(each.entryId)) for each in ids)

@@ -66,7 +66,7 @@ register_url_convertor("domain", _Domain())
 
 
 class Application:
-    """The application of a broker's HTTP listener."""
+    """The ASGI application that answers the requests of a broker's HTTP listener."""
 
     def __init__(
         self,

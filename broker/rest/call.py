@@ -75,7 +75,7 @@ NEGOTIATE = "Bearer, Basic"
 
 
 class JsonResponse(Response):
-    """A response whose body is a value of plain types, or a struct, encoded as JSON."""
+    """An HTTP response whose body is JSON. The content is a plain value or a struct, which is encoded."""
 
     media_type = "application/json"
 
@@ -84,14 +84,15 @@ class JsonResponse(Response):
 
 
 class BadRequest(HTTPException):
-    """Raised to answer the request with `status`, by default 400, and a reason."""
+    """Raised by a handler to answer its request with the HTTP status `status`, by default 400, and a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)
 
 
 def http_status_of(error: errors.MagnetarError, busy: int = 409) -> int:
-    """Returns the HTTP status for an error. `busy`: the status for Busy."""
+    """Returns the HTTP status with which a request is answered that failed with `error`. `busy`: the status if the
+    error is Busy."""
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
@@ -107,7 +108,8 @@ def make_response(status: int, reason: str, headers: dict[str, str] | None = Non
 
 
 def error_response(error: Exception, busy: int = 409) -> Response:
-    """Returns the response for an error. An unexpected exception is logged, and its text is not sent to the client."""
+    """Returns the HTTP response to a request that failed with `error`. An unexpected exception is logged, and its text
+    is not sent to the client. `busy`: the status if the error is Busy."""
     if isinstance(error, HTTPException):
         return make_response(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
@@ -125,7 +127,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RestRequest:
-    """An HTTP request, as its handler gets it."""
+    """An HTTP request of the administration, as the handler of its route gets it."""
 
     broker: TopicManager
     services: Mapping[str, CheckedService]
@@ -140,23 +142,24 @@ class RestRequest:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """The namespace in the path. Raises InvalidName."""
+        """The namespace that the path of the request names. Raises InvalidName if the name is invalid."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """The topic in the path. Raises InvalidName."""
+        """The topic that the path of the request names. Raises InvalidName if the name is invalid."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
     def check_cluster(self) -> None:
-        """Raises NotFound if the path names another cluster than this one."""
+        """Raises NotFound if the path of the request names a cluster other than this broker's."""
         if self.names["cluster"] != self.broker.config.cluster:
             raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
 
     # ------------------------------------------------------------------ body and query
     def parse_body(self, kind: type[T]) -> T:
-        """Returns the body as a value of type `kind`. Raises BadRequest if the body is no JSON, or of another type."""
+        """Returns the body of the request as a value of type `kind`. Raises BadRequest if the body is not JSON, or does
+        not fit the type."""
         return self.parse_json(self.body, kind)
 
     def parse_json(self, data: bytes, kind: type[T]) -> T:
@@ -170,16 +173,16 @@ class RestRequest:
         return self.body.strip() in (b"", b"null")
 
     def parse_flag(self, name: str) -> bool:
-        """Returns a boolean parameter of the query; False if it is missing. Raises BadRequest if it is neither "true"
-        nor "false"."""
+        """Returns the value of the boolean query parameter `name`; False if it is missing. Raises BadRequest if it is
+        neither "true" nor "false"."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def parse_number(self, text: str, what: str, *, least: int = 0) -> int:
-        """Parses a number, which the error texts call `what`. Raises BadRequest if `text` is no number, with status 412
-        if the number is less than `least` or needs more than 63 bits."""
+        """Returns the number that `text` contains. `what`: what error texts call the number. Raises BadRequest if
+        `text` is not a number; with status 412 if the number is less than `least`, or needs more than 63 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -192,7 +195,7 @@ class RestRequest:
 
     # ------------------------------------------------------------------ the operations
     async def call_local(self, operation: Operation[T], **arguments: object) -> T:
-        """Calls the operation at this broker, with the caller's rights; returns its answer. Raises the errors of the
+        """Calls an operation at this broker, with the caller's rights, and returns its answer. Raises the errors of the
         operation, such as NotOwner if another broker owns the topic."""
         handler = self.services[operation.service].value_handlers[operation.name]
         return answer_value(operation, await handler(make_request(operation, arguments), self.context))
@@ -203,7 +206,8 @@ class RestRequest:
         await authorize_request(path, make_request(operation, arguments), self.context, self.broker.access)
 
     async def may_call(self, operation: Operation[Any], **arguments: object) -> bool:
-        """Returns True if the caller may call the operation with these arguments. The audit log has nothing of it."""
+        """Returns True if the caller may call the operation with these arguments. The check is not written to the audit
+        log."""
         request = make_request(operation, arguments)
         try:
             path = f"{operation.service}.{operation.name}"
@@ -213,23 +217,25 @@ class RestRequest:
         return True
 
     async def list_partitions(self) -> list[TopicName]:
-        """Returns the partitions of the topic; an empty list if it is not partitioned, or is itself a partition. Raises
-        TopicNotFound. The caller's rights must be checked before."""
+        """Returns the partitions of the topic in the path. Returns an empty list if the topic is not partitioned, or is
+        itself a partition. Raises TopicNotFound if the topic does not exist. The caller's rights must be checked
+        before."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.count_existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def check_unpartitioned(self, operation: Operation[Any], what: str, **arguments: object) -> None:
-        """Raises BadRequest (405) if the topic is partitioned; the text ends with `what`, which advises what to do
+        """Raises BadRequest (405) if the topic is partitioned; the error text ends with `what`, the advice what to do
         instead. Raises Unauthorized if the caller may not call the operation."""
         await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
         if await self.list_partitions():
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
     async def call_partitions(self, operation: Operation[T], **arguments: object) -> list[T]:
-        """Calls the operation for the topic, or if it is partitioned, for each partition in order; returns the answers
-        in that order. Raises the first error; the operation is not undone at earlier partitions."""
+        """Calls the operation for the topic. If the topic is partitioned, calls the operation for each partition, in
+        order. Returns the answers in that order. Raises the first error; the operation is not undone at the partitions
+        before."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.list_partitions()
@@ -279,7 +285,8 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
 class RouteRow(NamedTuple):
-    """A route: its method and path, its handler, and the texts that describe it in /openapi.json."""
+    """A route of the HTTP server: its method, its path, its handler, and the texts that describe it in
+    /openapi.json."""
 
     method: str
     path: str
@@ -316,12 +323,14 @@ _SECRETS = {
 
 
 def openapi_path(row: RouteRow) -> str:
-    """Returns the path of a route without the types of its parameters: `{domain}` for `{domain:domain}`."""
+    """Returns the path of a route as OpenAPI writes it, without the types of its parameters: `{domain}` instead of
+    `{domain:domain}`."""
     return _NAME.sub(r"{\1}", row.path)
 
 
 @functools.cache
 def make_openapi_document() -> dict[str, Any]:
+    """Returns the OpenAPI document that describes all registered routes."""
     paths: dict[str, dict[str, Any]] = {}
     for row in ROUTES:
         paths.setdefault(openapi_path(row), {})[row.method.lower()] = _operation(row)

@@ -53,7 +53,7 @@ LINGER_BYTES = 64 << 20
 
 
 class HttpListener:
-    """The HTTP connections of one listener. `application` is the ASGI application that answers their requests."""
+    """Serves the HTTP connections of one listener. `application`: the ASGI application that answers their requests."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log

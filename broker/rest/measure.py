@@ -10,4 +10,4 @@ Measure = Callable[[MetricsPage], Awaitable[None]]
 
 
 async def write_empty_metrics(page: MetricsPage) -> None:
-    """Writes nothing: the default function for a broker without metrics."""
+    """Writes nothing. This is the function that writes the metrics page of a broker without metrics."""

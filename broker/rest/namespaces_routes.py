@@ -188,8 +188,8 @@ async def get_cluster(call: RestRequest) -> object:
     "PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData"
 )
 async def create_cluster(call: RestRequest) -> None:
-    """Accepts the creation of this broker's own cluster, which set-up scripts of client suites request first; refuses
-    any other cluster."""
+    """Answers the request to create a cluster. Accepts it for this broker's own cluster, which exists already, because
+    set-up scripts of client test suites send this request first. Refuses any other cluster."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
         raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)

@@ -30,14 +30,14 @@ _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caug
 
 
 class Retention(msgspec.Struct):
-    """The body of Pulsar's retention policy."""
+    """The JSON body of Pulsar's retention policy."""
 
     retentionTimeInMinutes: int = 0
     retentionSizeInMB: int = 0
 
 
 class BacklogQuota(msgspec.Struct):
-    """The body of Pulsar's backlog quota."""
+    """The JSON body of Pulsar's backlog quota."""
 
     limitSize: int | None = None
     limitTime: int | None = None
@@ -46,7 +46,7 @@ class BacklogQuota(msgspec.Struct):
 
 
 class Persistence(msgspec.Struct):
-    """The body of Pulsar's persistence policy."""
+    """The JSON body of Pulsar's persistence policy."""
 
     bookkeeperEnsemble: int
     bookkeeperWriteQuorum: int
@@ -55,7 +55,7 @@ class Persistence(msgspec.Struct):
 
 
 class DispatchRate(msgspec.Struct):
-    """The body of Pulsar's dispatch rates."""
+    """The JSON body of Pulsar's dispatch rate policies."""
 
     dispatchThrottlingRateInMsg: int = -1
     dispatchThrottlingRateInByte: int = -1
@@ -64,27 +64,27 @@ class DispatchRate(msgspec.Struct):
 
 
 class PublishRate(msgspec.Struct):
-    """The body of Pulsar's publish rate."""
+    """The JSON body of Pulsar's publish rate policy."""
 
     publishThrottlingRateInMsg: int = -1
     publishThrottlingRateInByte: int = -1
 
 
 class SubscribeRate(msgspec.Struct):
-    """The body of Pulsar's subscribe rate."""
+    """The JSON body of Pulsar's subscribe rate policy."""
 
     subscribeThrottlingRatePerConsumer: int = -1
     ratePeriodInSecond: int = 30
 
 
 class AutoSubscription(msgspec.Struct):
-    """The body of Pulsar's automatic creation of subscriptions."""
+    """The JSON body of Pulsar's policy for the automatic creation of subscriptions."""
 
     allowAutoSubscriptionCreation: bool
 
 
 class AutoTopic(msgspec.Struct):
-    """The body of Pulsar's automatic creation of topics."""
+    """The JSON body of Pulsar's policy for the automatic creation of topics."""
 
     allowAutoTopicCreation: bool
     topicType: Literal["partitioned", "non-partitioned", ""] | None = None
@@ -92,7 +92,7 @@ class AutoTopic(msgspec.Struct):
 
 
 class DelayedDelivery(msgspec.Struct):
-    """The body of Pulsar's delayed delivery policy."""
+    """The JSON body of Pulsar's delayed delivery policy."""
 
     active: bool = True
     tickTime: int = 1000
@@ -100,7 +100,7 @@ class DelayedDelivery(msgspec.Struct):
 
 
 class InactiveTopics(msgspec.Struct):
-    """The body of Pulsar's policy for inactive topics."""
+    """The JSON body of Pulsar's policy for inactive topics."""
 
     inactiveTopicDeleteMode: str = _DELETE_MODES[0]
     maxInactiveDurationSeconds: int = 0
@@ -112,8 +112,9 @@ Fields = dict[str, Any]
 
 
 class PolicyRow(NamedTuple):
-    """A row of the table of policies. `namespace` and `topic`: the last part of the path of the namespace's or the
-    topic's route; empty: there is no such route. `key`: the policy's key in the JSON of a namespace."""
+    """A policy in the table from which the REST routes of policies are made. `namespace` and `topic`: the last part of
+    the path of the route for namespaces and of the route for topics; empty if there is no such route. `key`: the key of
+    the policy in the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -140,7 +141,8 @@ _REASONS = {
 
 # ------------------------------------------------------------------ numbers and booleans
 class BodyForm(NamedTuple):
-    """The type of a policy's JSON body, and the functions that translate the body to fields of Policies and back."""
+    """The type of a policy's JSON body, with two functions: `take` translates a body to fields of Policies, and `show`
+    translates them back."""
 
     kind: Any
     take: Callable[[Any], Fields]
@@ -194,8 +196,8 @@ def _retention(minutes: str, mib: str) -> BodyForm:
 
 
 def parse_quota(given: BacklogQuota, kind: str) -> Fields:
-    """Returns the fields of Policies for a backlog quota. Raises BadRequest unless `kind` is destination_storage or
-    message_age."""
+    """Returns the fields of Policies that correspond to a backlog quota in Pulsar's JSON. Raises BadRequest unless
+    `kind` is destination_storage or message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -222,7 +224,7 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def make_quota_map(policies: Policies) -> dict[str, object]:
-    """Returns the backlog quotas that are set, by kind, as Pulsar's JSON."""
+    """Returns the backlog quotas that `policies` sets, by kind, as Pulsar's JSON."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -403,8 +405,8 @@ QUOTA_FIELDS = {
 
 
 def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
-    """Returns the fields of Policies in the JSON of a namespace. Missing and unknown keys are no error. Raises
-    BadRequest (400, 412) if a policy is invalid."""
+    """Returns the fields of Policies that correspond to the policies in the JSON of a namespace. Missing and unknown
+    keys are no error. Raises BadRequest (400, 412) if a policy is invalid."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -419,8 +421,8 @@ def parse_namespace_policies(given: Mapping[str, Any]) -> Fields:
 
 
 def convert_value(value: object, kind: Any, name: str) -> Any:
-    """Returns the value, converted to the type `kind`. Raises BadRequest if it cannot be converted; the text begins
-    with `name`."""
+    """Returns `value`, converted to the type `kind`. Raises BadRequest if the value cannot be converted; the error text
+    begins with `name`."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:
@@ -445,8 +447,8 @@ async def read_policies(call: RestRequest, place: dict[str, str], *, applied: bo
 async def change_policies(
     call: RestRequest, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()
 ) -> None:
-    """Sets the policies in `fields`. Fields that are None, and those in `removed`, are removed, so that they are
-    inherited again."""
+    """Sets the policies in `fields` at the namespace or topic `place`. Removes the policies that are None in `fields`,
+    and those in `removed`: they are inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
@@ -555,7 +557,7 @@ async def remove_replication(call: RestRequest) -> None:
 
 
 def check_own_cluster(call: RestRequest, clusters: list[str]) -> None:
-    """Raises BadRequest (412) if `clusters` names another cluster than this one."""
+    """Raises BadRequest (412) if `clusters` names a cluster other than this broker's."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:
@@ -571,8 +573,8 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class FixedPolicy(NamedTuple):
-    """A policy of Pulsar that Magnetar does not support: GET returns a fixed value, any other value is refused, DELETE
-    does nothing."""
+    """A policy of Pulsar that Magnetar does not support. Its GET route returns a fixed value, setting any other value
+    is refused, and DELETE does nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class RestProtocol:
-    """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
-    of `GET /metrics`."""
+    """Serves the connections of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure`: the
+    function that writes the page of `GET /metrics`."""
 
     def __init__(self, broker: TopicManager, services: Mapping[str, CheckedService]) -> None:
         self._broker = broker
@@ -38,7 +38,8 @@ class RestProtocol:
         self.measure: Measure = write_empty_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """Serves one connection until either side ends it. Raises ConnectionLost if it was lost."""
+        """Serves one connection until the client or the broker ends it. Raises ConnectionLost if the connection was
+        lost."""
         async with self._loading:
             if self._connections is None:
                 await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")

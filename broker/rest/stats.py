@@ -35,8 +35,8 @@ _MODES = {
 
 
 class RateMeters:
-    """Measures the rates of producers and consumers: stores their last counters, by id, for at most METERS_MAX of them.
-    A new id beyond that replaces the one that was measured longest ago."""
+    """Measures the rates of producers and consumers. Stores the last counters of each, by its id, for at most
+    METERS_MAX of them: a further id replaces the one that was measured longest ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,8 +46,8 @@ class RateMeters:
         return self._clock.wall_ms()
 
     def measure_rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
-        """Returns the rate per second of each counter since the last call with this `number`, the id of a producer or
-        consumer; at the first call, since `since_ms`."""
+        """Returns the rate per second of each counter since the last call for the producer or consumer with the id
+        `number`. The first call returns the rates since `since_ms`."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -72,8 +72,8 @@ def topic_stats_json(
     publishers: bool = True,
     consumers: bool = True,
 ) -> dict[str, Any]:
-    """Returns a topic's statistics as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
-    `publishers`, `consumers`: whether to list them."""
+    """Returns the statistics of a topic as Pulsar's JSON. `topic`: the topic if it is loaded at this broker, else None.
+    `publishers`, `consumers`: whether to list the producers and the consumers."""
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
@@ -216,8 +216,8 @@ def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: RateMe
 
 # ------------------------------------------------------------------ internals
 def internal_stats_json(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
-    """Returns the internal statistics of a topic as Pulsar's JSON: those of its log from `found`, and those of its
-    subscriptions from `stats`."""
+    """Returns the internal statistics of a topic as Pulsar's JSON. `found`: the statistics of its log; `stats`: those
+    of its subscriptions."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {
@@ -261,8 +261,8 @@ def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merge_partition_stats(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the statistics of several partitions as those of one topic: numbers are added, but of times and limits
-    the largest is returned; averages are averaged, lists concatenated, maps merged."""
+    """Merges the statistics of several partitions to those of one topic: adds numbers, averages averages, concatenates
+    lists and merges maps. Of times and limits the largest is returned."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])
@@ -303,8 +303,8 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 def transaction_metadata_json(
     found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """Returns Pulsar's TransactionMetadata. `at`: what each topic reports of the transaction; None: the topic was not
-    or could not be asked."""
+    """Returns the state of a transaction as Pulsar's JSON object TransactionMetadata. `at`: what each topic reports of
+    the transaction; None if the topic was not asked, or could not be asked."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -323,13 +323,13 @@ def transaction_metadata_json(
 
 
 def buffer_stats_json(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
-    """Returns Pulsar's TransactionInBufferStats."""
+    """Returns the state of a transaction at a topic as Pulsar's JSON object TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
-    """Returns Pulsar's TransactionInPendingAckStats."""
+    """Returns the state of a transaction at a subscription as Pulsar's JSON object TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
@@ -338,7 +338,7 @@ def pending_ack_json(pending: values.PendingOfTransaction | None) -> dict[str, A
 
 # ------------------------------------------------------------------ of a coordinator
 def coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns Pulsar's TransactionCoordinatorStats."""
+    """Returns the statistics of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None",
         "leastSigBits": found.next_least - 1 if found.epoch else -1,
@@ -350,8 +350,8 @@ def coordinator_stats_json(found: values.CoordinatorTransactions) -> dict[str, A
 
 
 def coordinator_internals_json(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
-    """Returns Pulsar's TransactionCoordinatorInternalStats. A coordinator has one ledger, which begins with a
-    snapshot."""
+    """Returns the ledger of a transaction coordinator as Pulsar's JSON object TransactionCoordinatorInternalStats. A
+    coordinator has one ledger, which begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
@@ -372,7 +372,8 @@ def coordinator_internals_json(number: int, found: values.CoordinatorTransaction
 
 # ------------------------------------------------------------------ of a topic
 def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
-    """Returns Pulsar's TransactionBufferStats. The state is NoSnapshot if the topic never had a transaction."""
+    """Returns the statistics of the transactions at a topic as Pulsar's JSON object TransactionBufferStats. The state
+    is NoSnapshot if the topic never had a transaction."""
     seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",
@@ -386,7 +387,8 @@ def transaction_buffer_stats(stats: values.TopicStats, internals: values.TopicIn
 
 
 def pending_ack_stats(found: values.SubscriptionStats) -> dict[str, Any]:
-    """Returns Pulsar's TransactionPendingAckStats."""
+    """Returns the statistics of the transactions at a subscription as Pulsar's JSON object
+    TransactionPendingAckStats."""
     return {
         "state": "Ready" if found.durable else "None",
         "lowWaterMarks": None,

@@ -23,7 +23,8 @@ from .call import SUBSCRIPTION, TOPIC, BadRequest, RestRequest, register_route
 
 
 class ResetPosition(msgspec.Struct):
-    """The body of a reset: a message id, or Java's ResetCursorData, which has more keys."""
+    """The JSON body of a request that resets a subscription: a message id, or Java's ResetCursorData, which has more
+    keys."""
 
     ledgerId: int
     entryId: int

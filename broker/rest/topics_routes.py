@@ -33,7 +33,7 @@ SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class SchemaBody(msgspec.Struct):
-    """A schema in the JSON form in which tools send it; `properties` may be null."""
+    """The JSON form of a schema in requests. `properties` may be null."""
 
     type: str
     schema: str | None = ""
@@ -281,7 +281,7 @@ LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
 class PartitionedBody(msgspec.Struct):
-    """The body of a request that creates a partitioned topic."""
+    """The JSON body of a request that creates a partitioned topic."""
 
     partitions: int
     properties: dict[str, str] | None = None

@@ -60,7 +60,8 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def parse_txn_id(call: RestRequest) -> TxnId:
-    """Returns the id of a transaction, or of a half message, in the path. Raises InvalidRequest if it is no such id."""
+    """Returns the id of the transaction or half message that the path of a request names. Raises InvalidRequest if the
+    path contains no valid id."""
     return TxnId.from_numbers(
         *(call.parse_number(call.names[each], f"the half {each} of an id") for each in ("most", "least"))
     )
@@ -79,7 +80,8 @@ def _coordinator(call: RestRequest, text: str) -> int:
 
 
 async def parse_coordinator_numbers(call: RestRequest) -> list[int]:
-    """Returns the coordinator number in the query as a list; without one, the numbers of all coordinators."""
+    """Returns a list with the coordinator number that the query names. If the query names none, returns the numbers of
+    all coordinators."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
     return list(range(await call.broker.transactions.read_count()))

@@ -47,15 +47,15 @@ FORWARD_TIMEOUT_S = 30.0
 
 
 def make_request(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
-    """Returns the request message of an operation, with these arguments. Raises InvalidRequest if a value does not fit
-    its field."""
+    """Returns the gRPC request message of an operation with these arguments. Raises InvalidRequest if an argument does
+    not fit the field of the message."""
     kind: type[Message] = rpc(operation.service, operation.name).request
     return request_of(kind, arguments, operation.name)
 
 
 def answer_value(operation: Operation[T], reply: object) -> T:
-    """Returns the value of an operation's reply as a plain Python value. A `reply` that is no wire message is returned
-    unchanged."""
+    """Returns the answer of an operation, converted from its gRPC reply message to a plain Python value. A `reply` that
+    is not a message is returned unchanged."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
         reply = value_of_reply(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
@@ -65,8 +65,8 @@ def answer_value(operation: Operation[T], reply: object) -> T:
 async def ask_broker(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """Calls an operation at another broker, with the rights of this broker. Returns its answer as a plain Python value.
-    Raises the error that the other broker answers."""
+    """Calls an operation at another broker, with the rights of this broker. Returns the answer as a plain Python value.
+    Raises the error with which the other broker answers."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
@@ -85,8 +85,8 @@ LIST_TIMEOUT_S = 5.0
 
 
 def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
-    """Returns the number of messages in the lost `ranges` that the subscription will not get: an estimate if it has
-    acknowledged a part of a range; -1 if the number of messages of a range is not known."""
+    """Returns how many messages in the lost `ranges` the subscription will not get. The number is an estimate if the
+    subscription has acknowledged a part of a range. Returns -1 if the number of messages in a range is not known."""
     total = 0
     for each in ranges:
         if each.last_entry < 0:
@@ -100,7 +100,7 @@ def count_lost_messages(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 
 class Administration:
-    """The administrative operations on namespaces, policies and topics, for the services of all protocols."""
+    """The administrative operations on namespaces, policies and topics. The services of all protocols call them."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
@@ -119,7 +119,8 @@ class Administration:
 
     # ------------------------------------------------------------------ brokers
     async def list_brokers(self) -> list[BrokerInfo]:
-        """Returns the registered brokers; how much one has only of this one."""
+        """Returns the brokers that are registered. Only the entry of this broker contains how many topics it has
+        loaded, and how many bundles it owns."""
         broker, found = self._broker, list[BrokerInfo]()
         for each in await broker.list_brokers():
             counts = (len(broker.loaded), broker.owned_count) if each.name == broker.name else (0, 0)
@@ -127,15 +128,16 @@ class Administration:
         return found
 
     async def drain_broker(self, name: str) -> None:
-        """Orders a registered broker to drain. Raises NotFound if there is none of that name."""
+        """Stores the request to drain a broker, which then gives its bundles to other brokers. Raises NotFound if no
+        broker of that name is registered."""
         found = next((each for each in await self._broker.list_brokers() if each.name == name), None)
         if found is None:
             raise NotFound(f"no broker {name!r} is registered; 'magnetar brokers list' shows them")
         await request_drain(self._broker.metadata, found, self._broker.world.clock.wall_ms())
 
     async def undrain_broker(self, name: str) -> None:
-        """Ends the order to drain for a broker, which need not run. Raises NotFound if there is neither an order nor a
-        registered broker of that name."""
+        """Removes the request to drain a broker; the broker need not be running. Raises NotFound if there is neither a
+        request for that name nor a registered broker of that name."""
         if await cancel_drain(self._broker.metadata, name):
             return
         if all(each.name != name for each in await self._broker.list_brokers()):
@@ -143,7 +145,8 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Deletes a namespace; if `force`, its topics as well. Raises Busy if it has topics and `force` is False."""
+        """Deletes a namespace, and if `force`, its topics first. Raises Busy if the namespace has topics and `force` is
+        False."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.list_topics(name, partitions=False), *sorted(in_memory)]:
@@ -154,8 +157,8 @@ class Administration:
         await self._broker.schemas.delete_namespace_schemas(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """Unloads one bundle of a namespace; all of its bundles if `bundle` is empty. `here`: only at this broker, else
-        at every broker. Returns the number of unloaded topics and bundles."""
+        """Unloads the topics of one bundle of a namespace; of all of its bundles if `bundle` is empty. `here`: only at
+        this broker, else at every broker. Returns the number of unloaded topics and of released bundles."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
         asked = {"namespace": str(name), "bundle": bundle, "here": True}
@@ -165,7 +168,7 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def get_permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Returns the permissions that were granted on a namespace, or on one topic (without those on its
+        """Returns the permissions that are granted on a namespace, or on one topic (without the permissions on its
         namespace)."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.read_record(name)
@@ -174,8 +177,8 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """Replaces the grants of a namespace by the result of `change`, which gets the present grants and the full name
-        of the topic ("" for the namespace itself)."""
+        """Changes the grants of a namespace. `change`: a function that gets the present grants and the full name of the
+        topic ("" for the namespace itself), and returns the new grants."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
@@ -194,9 +197,9 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def get_policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """Returns the policies that are set for a namespace or a topic; if neither is given, those of all brokers.
-        `applied`: all policies in force there, inherited ones included; if neither is given, those in force at this
-        broker."""
+        """Returns the policies that are set for a namespace or a topic; if neither is given, the policies that are set
+        for all brokers. `applied`: returns instead all policies that are in force there, including inherited ones; if
+        neither is given, those in force at this broker."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             return make_policies(defaults) if applied else await self._broker.policies.read_set_policies(None, None)
@@ -238,8 +241,9 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Changes the properties of a namespace or a topic: removes those named in `removed` (all if `clear`), then
-        sets those in `given`. Raises InvalidRequest if they are too many or too long."""
+        """Changes the properties of a namespace or a topic: removes the properties named in `removed` (all if `clear`),
+        then sets the properties in `given`. Raises InvalidRequest if there are then too many properties, or they are
+        too long."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -251,15 +255,15 @@ class Administration:
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Returns the sorted full names of the stored topics, and of the non-persistent topics that brokers have in
-        memory. `partitions`: the partitions instead of the partitioned topics."""
+        """Returns the sorted full names of the stored topics of a namespace, and of the non-persistent topics that
+        brokers have in memory. `partitions`: lists the partitions instead of the partitioned topics."""
         stored = await self._broker.catalog.list_topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
     async def list_owned(self, name: NamespaceName, after: str) -> list[str]:
-        """Returns the sorted full names, after the name `after`, of the partitions and unpartitioned topics that this
-        broker owns. Looks up the owner of each bundle, so this broker may become the owner of some. Empty if the
-        namespace does not exist."""
+        """Returns the sorted full names of the partitions and unpartitioned topics of a namespace that this broker
+        owns, beginning after the name `after`. Looks up the owner of each bundle, so this broker may become the owner
+        of some bundles. Returns an empty list if the namespace does not exist."""
         broker = self._broker
         try:
             stored = await broker.catalog.list_topics(name, partitions=True)
@@ -280,7 +284,7 @@ class Administration:
         return found
 
     async def list_non_persistent(self, name: NamespaceName) -> set[str]:
-        """Returns the full names of the namespace's non-persistent topics that are loaded at this broker."""
+        """Returns the full names of the non-persistent topics of a namespace that are loaded at this broker."""
         found, turns = set[str](), EventLoopSlices(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
@@ -311,10 +315,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """Deletes a topic with all of its partitions, each at its owner. Raises Busy if it is in use and `force` is
-        False; TransactionsOpen if it is part of prepared transactions, or of open ones and `force` is False. All
-        partitions are checked before the first is deleted, so a refusal leaves all of them. A topic of the same name
-        that is created meanwhile stays. `incarnation`: see `check_incarnation`."""
+        """Deletes a topic with all of its partitions, each at its owner. Raises Busy if the topic is in use and `force`
+        is False; TransactionsOpen if the topic is part of prepared transactions, or of open ones and `force` is False.
+        All partitions are checked before the first is deleted, so nothing is deleted if one is refused. A topic of the
+        same name that is created meanwhile stays. `incarnation`: see `check_incarnation`."""
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -349,9 +353,9 @@ class Administration:
             await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
-        """Returns the incarnation that `delete_topic` would delete now; 0: not known. Raises an error of `delete_topic`
-        if a partition or an unpartitioned topic may not be deleted; of a partitioned topic the partitions are not
-        checked."""
+        """Returns the incarnation of the topic that `delete_topic` would delete now; 0: not known. Raises an error of
+        `delete_topic` if the partition or unpartitioned topic may not be deleted; the partitions of a partitioned topic
+        are not checked."""
         if (partitioned := await self._partitioned(topic)) is not None:
             return partitioned.created_ms
         owner = await self._broker.find_owner(topic)
@@ -360,7 +364,7 @@ class Administration:
         return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """Unloads the topic if it is loaded. Raises NotOwner if another broker owns it."""
+        """Unloads the topic if it is loaded at this broker. Raises NotOwner if another broker owns the topic."""
         await self._check_here(name)
         await self._broker.unload_topic(name)
 
@@ -373,9 +377,10 @@ class Administration:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
     async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
-        """Marks the lost entries of a topic, or of its ledger `ledger_id`, as skipped: readers and subscriptions
-        continue after them. The topic need not be able to open. `force`: also entries that a bookie which does not
-        answer may have. Returns the skipped ranges, and the number of messages that each subscription misses."""
+        """Marks the lost entries of a topic as skipped, so that readers and subscriptions continue after them.
+        `ledger_id`: only the lost entries of this ledger. Works also if the topic cannot be loaded. `force`: also skips
+        entries that a bookie may have which does not answer. Returns the skipped ranges, and how many messages each
+        subscription misses."""
         await self._check_here(name)
         if not name.persistent:
             raise InvalidRequest(f"topic {name} stores nothing that could be lost")
@@ -404,7 +409,7 @@ class Administration:
         return {each.name: each.cursor for each in topic.subscriptions.values() if each.is_durable}
 
     async def start_compaction(self, name: TopicName) -> None:
-        """Starts a compaction of the topic. Raises Busy if one is running."""
+        """Starts a compaction of the topic. Raises Busy if the topic is being compacted already."""
         topic = await self.load_topic(name)
         if not topic.compaction.start():
             raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)

@@ -36,12 +36,12 @@ from ..topic.topic import Topic
 def start_mark_of(
     shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
-    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and how many
-    messages of the next entry count as acknowledged.
+    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and the number of
+    messages of the next entry that count as acknowledged.
 
     `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
-    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never
-    does."""
+    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    """
     position = start.position
     if position >= LATEST:
         return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
@@ -54,9 +54,10 @@ def start_mark_of(
 
 
 async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
-    """Returns the start of a reader that is opened at `latest`, inclusive, so that it gets only the last message (the
-    last one of a batch, or all chunks of a chunked one): the mark of its cursor, how many messages of the next entry
-    count as acknowledged, and which later entries do."""
+    """Returns the start position of a reader that is opened at `latest`, inclusive, and therefore gets only the last
+    message (the last message of a batch, or all chunks of a chunked message). Returns the mark of the reader's cursor,
+    the number of messages of the next entry that count as acknowledged, and the later entries that count as
+    acknowledged."""
     shape = log.shape
     last = shape.last_existing
     if last.entry_id < 0:
@@ -80,8 +81,9 @@ async def find_last_message(log: ReadableLog) -> tuple[Position, int, Sequence[P
 
 
 async def find_start_mark(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """Returns the mark of a cursor that starts at the message `start`, and how many messages of the next entry count as
-    acknowledged. Reads that entry if the number is above 0, to check that it has more messages."""
+    """Returns the mark of a cursor that starts at the message `start` (after it if not `inclusive`), and how many
+    messages of the next entry count as acknowledged. If that number is above 0, reads the entry, to check that it
+    contains more messages."""
     shape = log.shape
     mark, done = start_mark_of(shape, start, inclusive)
     if not done or shape.lost_run_end(start.position) is not None:
@@ -102,14 +104,14 @@ AGE_S_MAX = 10_000_000_000
 
 
 class FilteredEntry(msgspec.Struct, frozen=True):
-    """An entry, with the batch indexes of the messages in it that the caller may not receive."""
+    """A stored entry, with the batch indexes (`hidden`) of the messages that the caller may not receive."""
 
     entry: StoredEntry
     hidden: list[int]
 
 
 class TopicBacklogs:
-    """The administrative operations on the subscriptions and the messages of one loaded topic."""
+    """The administrative operations on the subscriptions and messages of one topic that is loaded at this broker."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -122,8 +124,8 @@ class TopicBacklogs:
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """Creates a durable subscription that starts at the message `start`; None: at the end of the topic. Raises
-        AlreadyExists if the topic has one of that name."""
+        """Creates a durable subscription that starts at the message `start`; if `start` is None, at the end of the
+        topic. Raises AlreadyExists if the topic has a subscription of that name."""
         mark = start_mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
@@ -142,7 +144,8 @@ class TopicBacklogs:
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """Moves a subscription to the message `to`, or to the first message that arrived at or after `publish_time_ms`
-        (ms since the epoch). Durable when it returns. Raises InvalidRequest if neither is given."""
+        (ms since the epoch). The new position is durable when this method returns. Raises InvalidRequest if neither is
+        given."""
         log, subscription = self._topic.shown, self._topic.find_subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -156,17 +159,17 @@ class TopicBacklogs:
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
-        """Acknowledges the next `messages` messages (-1: all) for one subscription; for each durable one if `name` is
-        empty."""
+        """Acknowledges the next `messages` messages (-1: all) of the subscription `name`, or of every durable
+        subscription if `name` is empty."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
             await backlog.skip_messages(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
-        """Acknowledges messages of one subscription, or of every durable subscription if `name` is empty. Acknowledges
-        up to `up_to`, or if `up_to` is None, messages that are older than `older_than_s`. Returns the number of
-        entries."""
+        """Acknowledges old messages of one subscription, or of every durable subscription if `name` is empty: all
+        messages up to the position `up_to`, or if that is None, all messages older than `older_than_s` seconds. Returns
+        the number of acknowledged entries."""
         if up_to is None and not 0 < older_than_s <= AGE_S_MAX:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
@@ -181,7 +184,7 @@ class TopicBacklogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
-        """Returns the entries that contain the next `messages` messages of the subscription. Acknowledges nothing.
+        """Returns the entries that contain the next `messages` messages of the subscription, and acknowledges nothing.
         Raises InvalidRequest if `messages` is too large."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
@@ -190,6 +193,7 @@ class TopicBacklogs:
         return [FilteredEntry(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
+        """Reads the backlog of a subscription, and returns the counts of its entries and messages."""
         return await examine.analyze_backlog(self._topic.shown, self._topic.find_subscription(name))
 
     # ------------------------------------------------------------------ messages
@@ -203,8 +207,8 @@ class TopicBacklogs:
         return FilteredEntry(await examine.read_message(self._topic.shown, position), [])
 
     async def find_by_time(self, publish_time_ms: int) -> MessageId:
-        """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch); if there
-        is none, the position of the next message to come."""
+        """Returns the id of the first message that arrived at or after `publish_time_ms` (ms since the epoch). If there
+        is no such message, returns the position of the next message that will be published."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
@@ -232,7 +236,7 @@ READ_BYTES_MAX = 16 << 20
 
 
 class IndexRange(msgspec.Struct, frozen=True):
-    """A request to read the messages with indexes from `first` (inclusive) to `end` (exclusive) of a topic."""
+    """A request to read the messages of a topic whose indexes are from `first` (inclusive) to `end` (exclusive)."""
 
     topic: str
     first: int
@@ -242,7 +246,8 @@ class IndexRange(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """Reads an index range of a topic. `next_index`: the first index after the entries that were yielded."""
+    """Reads the entries of a topic whose messages have indexes in a given range. `next_index`: the index from which to
+    continue after the entries that were yielded."""
 
     def __init__(self, broker: TopicManager, wanted: IndexRange, caller: CallContext) -> None:
         self._caller = caller
@@ -251,8 +256,8 @@ class RangeReader:
         self._wanted = wanted
 
     async def read_entries(self, turns: EventLoopSlices) -> AsyncGenerator[StoredEntry, None]:
-        """Yields the entries of the range. Raises, perhaps after some entries, Unauthorized, TopicNotFound, NotOwner,
-        InvalidRequest, Unavailable or DataLost."""
+        """Yields the entries of the range, in order. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest,
+        Unavailable or DataLost, possibly after it has yielded some entries."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

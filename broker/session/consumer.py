@@ -67,7 +67,7 @@ PERMITS_MAX = (1 << 31) - 1
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """The options of a consumer. `topic` is its full name."""
+    """The options with which a consumer is opened. `topic`: the full name of its topic."""
 
     topic: str
     subscription: str
@@ -91,14 +91,15 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def for_topic(self, topic: Topic) -> SubscribeOptions:
-        """Returns the options for this incarnation of the topic. If the topic was deleted and created again since the
-        consumer read it, the consumer begins at the earliest message."""
+        """Returns the options adapted to the present incarnation of the topic. If the topic was deleted and created
+        again since the consumer read it, the consumer begins at the earliest message."""
         if not differs_from_incarnation(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
-        """Raises InvalidName if a name is invalid; InvalidRequest or NotAllowed if options do not go together."""
+        """Raises InvalidName if a name is invalid; InvalidRequest or NotAllowed if the options contradict each
+        other."""
         check_name_size("consumer", self.consumer_name)
         check_name_size("instance", self.instance)
         check_subscription_name(self.subscription)
@@ -114,11 +115,13 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """The port through which a session delivers. Its methods must not raise, and none is called after `on_closed`."""
+    """The interface through which a consumer session sends to its client. Its methods must not raise errors, and none
+    is called after `on_closed`."""
 
 
 class ConsumerSession:
-    """An open consumer of any protocol, made by `open`. See the head of the module."""
+    """An open consumer at the broker, independent of the client's protocol. `open` creates it. The head of the module
+    describes its use."""
 
     __slots__ = (
         "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
@@ -138,9 +141,10 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Opens a consumer. Raises Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy,
-        NotAllowed, NotOwner or BackPressure if it may not be opened, or an error of loading the topic. If it raises or
-        is cancelled, nothing is left of the consumer. The port is not called before this returns."""
+        """Opens a consumer, and returns its session. Raises Unauthorized, TopicNotFound, IncompatibleSchema,
+        SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner or BackPressure if the consumer may not be opened, or
+        an error of loading the topic. If this method raises or is cancelled, nothing of the consumer remains at the
+        broker. The port is not called before this method returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -183,11 +187,12 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """The consumer's state in the dispatcher; read-only."""
+        """The state of this consumer in the dispatcher of its subscription. Read-only."""
         return self._consumer.member
 
     def count_messages(self, position: Position) -> int:
-        """Returns the number of messages of an entry that is outstanding at this consumer; 0 if it is not known."""
+        """Returns the number of messages in an entry that is outstanding at this consumer; 0 if the number is not
+        known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size
@@ -225,12 +230,13 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def on_renewed(self, principal: Principal) -> None:
-        """Called when the caller has renewed its credentials, for the same role: sets them."""
+        """Called when the caller has renewed its credentials, for the same role: uses the new credentials from now
+        on."""
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
-        """Grants `permits` more permits, each for one message. Raises InvalidRequest if the consumer would have more
-        than PERMITS_MAX."""
+        """Permits the broker to deliver `permits` more messages to this consumer. Raises InvalidRequest if the consumer
+        would have more than PERMITS_MAX permits."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
@@ -238,9 +244,9 @@ class ConsumerSession:
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
-        """Acknowledges entries and sets of entries, in steps. Raises InvalidRequest at the first one after the end of
-        the topic (those before it are acknowledged); after the last step, TransactionConflict if some are pending in a
-        transaction (all others are acknowledged)."""
+        """Acknowledges entries and sets of entries, in steps. Raises InvalidRequest at the first entry after the end of
+        the topic; the entries before it are acknowledged. After the last step raises TransactionConflict if some
+        entries are pending in a transaction; all other entries are acknowledged."""
         entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACK_ENTRIES)):
             try:
@@ -258,9 +264,9 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Acknowledges everything up to and including the entry, in steps over the outstanding entries. Raises
-        NotAllowed if several consumers may share the subscription; TransactionConflict if a part of it is pending in a
-        transaction. Then nothing is acknowledged."""
+        """Acknowledges all messages up to and including the entry that `acked` names, in steps over the outstanding
+        entries. Raises NotAllowed if several consumers may share the subscription; TransactionConflict if one of these
+        messages is pending in a transaction. If it raises, nothing is acknowledged."""
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.acks.cumulative_ack_steps(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -270,8 +276,9 @@ class ConsumerSession:
     def redeliver(
         self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
-        """Gives entries back for redelivery, in steps; without `entries` and `sets`, all that are outstanding at this
-        consumer. `counted`: the redelivery counts, because the application has seen the messages."""
+        """Gives outstanding entries back, to be delivered again, in steps. Without `entries` and `sets`, gives back all
+        entries that are outstanding at this consumer. `counted`: increases the redelivery count of the entries, because
+        the application has seen the messages."""
         wanted: list[Position] = []
         entries = iter(entries)
         while some := list(islice(entries, ACK_ENTRIES)):
@@ -288,18 +295,20 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes acknowledgements pending in a transaction, durably: they count if it commits. `cumulative`: `entries`
-        has one entry, and everything up to and including it is meant. A whole entry means all of its messages; if
-        `rest`, those that are not acknowledged yet, which is what clients that count messages themselves mean. Such
-        clients never repeat a request: a message that is pending in the transaction already was delivered twice, and is
-        a conflict.
+        """Makes acknowledgements pending in a transaction, durably: they count if the transaction commits.
+        `cumulative`: `entries` contains one entry, and everything up to and including this entry is acknowledged. A
+        whole entry means all of its messages. If `rest`, it means only those of its messages that are not acknowledged
+        yet, as clients mean it that count messages themselves. Such clients never repeat a request: if a message is
+        already pending in the same transaction, it was delivered twice, and that is a conflict.
 
-        If the messages are pending in another transaction that has ended, waits until its outcome was applied here. (A
-        cumulative acknowledgement does not wait after an abort: the messages must be delivered again first.)
+        If the messages are pending in another transaction that has ended, waits until the outcome of that transaction
+        was applied here. (A cumulative acknowledgement does not wait after an abort: the messages must be delivered
+        again first.)
 
-        All or none: raises NotAllowed, InvalidRequest, TransactionConflict, BackPressure, TransactionEnded, or an error
-        of `Coordinators.join`, before any is pending. After another error or a cancellation the outcome is unknown: the
-        caller must repeat the request, in the same transaction."""
+        All or none of the acknowledgements become pending: raises NotAllowed, InvalidRequest, TransactionConflict,
+        BackPressure, TransactionEnded, or an error of `Coordinators.join`, before any is pending. After another error
+        or a cancellation the outcome is unknown: the caller must repeat the request, in the same transaction.
+        """
         subscription, turns, wanted, last = self.subscription, EventLoopSlices(self._clock), TxnAcks(), None
         subscription.check_transactional()
         if cumulative:
@@ -328,9 +337,9 @@ class ConsumerSession:
         await subscription.wait_durable()
 
     def ack_txn_nowait(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """Makes a few entries pending as `ack_in_transaction` does, but does not wait until that is durable
-        (`when_durable`). Returns False if nothing was done: then the caller must use `ack_in_transaction`, which waits
-        or raises."""
+        """Makes a few entries pending in a transaction, as `ack_in_transaction` does, but does not wait until that is
+        durable (see `when_durable`). Returns True if done. Returns False if nothing was changed: the caller must then
+        call `ack_in_transaction`, which can wait or raise errors."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
@@ -354,24 +363,25 @@ class ConsumerSession:
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
-        before this call is durable. Otherwise it is the error because of which that is unknown."""
+        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
+        that was acknowledged before this call is durable. Otherwise the argument is the error because of which that is
+        not known."""
         self.subscription.when_durable(tell)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that was acknowledged before the call is durable."""
+        """Waits until everything that this consumer acknowledged before the call is durable."""
         await self.subscription.wait_durable()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """Moves the subscription, so that the message is delivered next. Durable when it returns. The other consumers
-        of the subscription are disconnected, and nothing from the new position is delivered before this returns. The
-        same holds for `seek_time` and `seek_index`."""
+        """Moves the subscription so that the message `message_id` is delivered next. The new position is durable when
+        this method returns. The other consumers of the subscription are disconnected, and no message from the new
+        position on is delivered before this method returns. `seek_time` and `seek_index` do the same."""
         async with self.subscription.seek_lock:
             mark, acked = await find_start_mark(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """Moves the subscription, so that the first message that arrived at or after `publish_time_ms` (ms since the
+        """Moves the subscription so that the first message that arrived at or after `publish_time_ms` (ms since the
         epoch) is delivered next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
@@ -380,8 +390,8 @@ class ConsumerSession:
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """Moves the subscription, so that the message with this index, or the first later one that exists, is delivered
-        next."""
+        """Moves the subscription so that the message with this index, or the first existing message after it, is
+        delivered next."""
         async with self.subscription.seek_lock:
             log = self.subscription.log
             place = await log.reader.locate_index(index)
@@ -389,8 +399,8 @@ class ConsumerSession:
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Deletes the subscription. Raises NotAllowed if it is not durable; Busy if it has other consumers and `force`
-        is False. With `force` these are disconnected."""
+        """Deletes the subscription. Raises NotAllowed if the subscription is not durable; Busy if it has other
+        consumers and `force` is False. With `force` the other consumers are disconnected."""
         subscription = self.subscription
         if not subscription.is_durable and self.topic.name.persistent:
             raise NotAllowed("a subscription that does not last ends with its consumers: close them")
@@ -404,8 +414,8 @@ class ConsumerSession:
             self._removing = False
 
     async def find_last_message(self) -> LastMessage:
-        """Returns the last message that the subscription can get. Raises Unavailable if another broker may have taken
-        the topic over."""
+        """Returns the last message of the topic that the subscription can receive. Raises Unavailable if another broker
+        may have taken the topic over."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.read_last_message() or (EARLIEST, -1, -1)
         self.topic.check_may_answer_end_of_topic()
@@ -413,15 +423,15 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session: outstanding messages are delivered to other consumers, and everything that was
-        acknowledged is durable when this returns."""
+        """Closes the consumer in order: its outstanding messages are delivered to other consumers, and everything that
+        it acknowledged is durable when this method returns."""
         self._over = True
         self.subscription.leave(self._consumer)
         await run_then(self.wait_durable(), self.leave)
 
     async def leave(self) -> None:
-        """Ends the session at once, as after a lost connection: outstanding messages are delivered to other consumers.
-        Idempotent."""
+        """Ends the consumer at once, as after a lost connection: its outstanding messages are delivered to other
+        consumers. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.registry.end_nondurable_subscription(self.subscription)

@@ -70,7 +70,7 @@ NONE = BitMap()
 
 
 def spans_after(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
-    """Yields the ledgers with entries after `mark`, and the first entry of each that is after it."""
+    """Yields each ledger that has entries after the position `mark`, with the id of its first entry after `mark`."""
     for span in shape.spans:
         first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
         if span.ledger_id >= mark.ledger_id and first <= span.last_entry:
@@ -78,7 +78,8 @@ def spans_after(shape: LogShape, mark: Position) -> Iterator[tuple[Span, int]]:
 
 
 def done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
-    """Returns the entries of a ledger after mark-delete that are acknowledged, or hidden from readers."""
+    """Returns the ids of the entries of a ledger that need not be delivered: those after mark-delete that are
+    acknowledged, and those that are hidden from readers."""
     acked, hidden = cursor.acked.get(ledger_id, NONE), shape.hidden_entries_of_ledger(ledger_id)
     return acked if hidden is None else acked | hidden
 
@@ -86,7 +87,8 @@ def done_entries(shape: LogShape, cursor: Cursor, ledger_id: int) -> BitMap:
 def count_buckets(
     shape: LogShape, cursor: Cursor, delayed: Mapping[int, BitMap], buckets: int
 ) -> tuple[CursorBucket, ...]:
-    """Returns the entries after mark-delete in at most `buckets` buckets, all but the last of the same size."""
+    """Divides the entries after mark-delete into at most `buckets` ranges of equal size (the last one may be smaller).
+    Returns, for each range, the number of its entries and how many of them are acknowledged, pending or delayed."""
     spans = [*spans_after(shape, cursor.mark)]
     left = size = -(-sum(span.last_entry + 1 - first for span, first in spans) // buckets)
     found, pending = list[CursorBucket](), cursor.pending
@@ -122,7 +124,8 @@ def _entries_up_to(mark: Position, ledger_id: int, first: int, end: int) -> int:
 
 
 def find_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple[Position, int]]:
-    """Returns the first entry and the number of entries of the `count` largest gaps, the largest first."""
+    """Returns the `count` largest gaps (runs of unacknowledged entries before an acknowledged one), the largest first:
+    the first entry and the number of entries of each."""
     found, last = list[tuple[Position, int]](), cursor.last_hole
     for span, first in spans_after(shape, cursor.mark):
         end = last.entry_id if span.ledger_id == last.ledger_id else span.last_entry + 1
@@ -134,10 +137,12 @@ def find_gaps(shape: LogShape, cursor: Cursor, count: int) -> list[tuple[Positio
 
 
 def largest_runs(entries: BitMap, count: int) -> list[tuple[int, int]]:
-    """Returns (first, number) of the `count` largest runs of entries, or of so many of them that are equally large.
+    """Returns the `count` largest runs of consecutive entries, or that many of them if several are equally large: the
+    first entry and the number of entries of each.
 
-    `starts` are the first entries of stretches of `length` that are all in `entries`: a run of n has n - length + 1 of
-    them next to each other. `length` is doubled, and then refined, while there are runs enough."""
+    `starts` are the first entries of stretches of `length` entries that are all in `entries`: a run of n entries has n
+    - length + 1 such stretches. `length` is doubled, and then refined, while enough runs remain.
+    """
     starts, length = entries, 1
     while count_ranges(longer := starts & starts.shift(-length)) >= count:
         starts, length = longer, 2 * length
@@ -182,7 +187,9 @@ def _limited(given: int, usual: int, most: int, what: str) -> int:
 
 # ----------------------------------------------------------------------------------------------------- cursor
 async def describe_cursor(topic: Topic, subscription: Subscription, buckets: int) -> CursorShape:
-    """Returns what the subscription has acknowledged after mark-delete. Raises InvalidRequest."""
+    """Returns a description of the acknowledgement state of a subscription: which entries after mark-delete are
+    acknowledged, in at most `buckets` ranges, and the largest gaps. Raises InvalidRequest if `buckets` is out of
+    range."""
     buckets = _limited(buckets, BUCKETS, BUCKETS_MAX, "buckets")
     log, cursor = topic.readable_log(uncommitted=subscription.reads_uncommitted), subscription.cursor
     delays = subscription.dispatcher.delays
@@ -214,7 +221,8 @@ async def _published_ms(log: ReadableLog, position: Position) -> int:
 
 # ---------------------------------------------------------------------------------------------------- ledgers
 async def describe_ledgers(metadata: MetadataStore, topic: Topic, after: int, limit: int) -> list[LedgerCopies]:
-    """Returns the topic's ledgers with ids above `after` (0: all), the oldest first. Raises InvalidRequest."""
+    """Returns the ledgers of the topic with ids above `after` (0: all), the oldest first, at most `limit` of them.
+    Raises InvalidRequest if `limit` is out of range."""
     limit = _limited(limit, LEDGERS, LEDGERS_MAX, "limit")
     listed = [each for each in topic.log.record.ledgers if not after or each.ledger_id > after][:limit]
 
@@ -250,7 +258,8 @@ def _copies(topic: Topic, listed: TopicLedger, record: LedgerRecord | None, miss
 
 # --------------------------------------------------------------------------------------------------- metadata
 async def describe_metadata(metadata: MetadataStore, path: str, after: str, limit: int) -> MetadataNode:
-    """Returns the node at `path`, and the names below it that are above `after`. Raises InvalidRequest."""
+    """Returns the metadata node at `path`, and the names of its children that sort after `after`, at most `limit` of
+    them. Raises InvalidRequest if an argument is invalid."""
     limit = _limited(limit, CHILDREN, CHILDREN_MAX, "limit")
     path = path.rstrip("/")
     if path and not path.startswith("/"):
@@ -278,8 +287,8 @@ def _blanked(value: object) -> object:
 
 # ----------------------------------------------------------------------------------------------------- repair
 async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **options: object) -> dict[str, Any]:
-    """Returns the answer of the first of these bookies that answers an admin request (bookie/admin.py), as this broker;
-    the caller's rights must be checked before. Raises Unavailable if none does."""
+    """Sends an admin request (bookie/admin.py) to the named bookies, one after another, with the rights of this broker.
+    Returns the first answer. The caller's rights must be checked before. Raises Unavailable if no bookie answers."""
     await bookies.wait_bookies_listed()
     request = msgspec.json.encode({"verb": verb, **options})
     for name in names:
@@ -293,8 +302,8 @@ async def ask_bookies(bookies: Bookies, names: Iterable[str], verb: str, **optio
 
 # --------------------------------------------------------------------------------------------------- security
 async def describe_security(broker: TopicManager) -> SecurityDescription:
-    """Returns the roles that are connected to the loaded topics of this broker, and the callers to whom this broker
-    denied an operation. Each list has at most ROLES_MAX rows."""
+    """Returns the roles that are connected to the loaded topics of this broker, and the callers to which this broker
+    denied an operation. Each of the two lists has at most ROLES_MAX rows."""
     turns, producers, consumers = EventLoopSlices(broker.world.clock), Counter[Principal](), Counter[Principal]()
     for topic in [*broker.loaded.values()]:
         producers.update(each.principal for each in topic.producers)

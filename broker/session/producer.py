@@ -54,13 +54,13 @@ entries."""
 
 
 def metadata_bytes_max(config: BrokerConfig) -> int:
-    """Returns how many bytes an entry may have in addition to a payload of `max_message_bytes`: as many as a ledger
-    entry has room for, METADATA_BYTES at most."""
+    """Returns the largest number of bytes that an entry may have in addition to a payload of `max_message_bytes`. It is
+    the room that a ledger entry has left, but METADATA_BYTES at most."""
     return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):
-    """The options of a producer. `topic` is its full name."""
+    """The options with which a producer is opened. `topic`: the full name of its topic."""
 
     topic: str
     name: str = ""  # empty: the broker names it
@@ -74,26 +74,29 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
 
     def check(self) -> None:
-        """Raises InvalidName if a name is invalid or too long."""
+        """Raises InvalidName if a name in the options is invalid or too long."""
         if self.name:
             check_producer_name(self.name)
         check_name_size("instance", self.instance)
 
 
 class ProducerPort(PublishOutcomes, Protocol):
-    """The port through which a session answers. No method is called after `on_closed`."""
+    """The interface through which a producer session sends answers to its client. No method is called after
+    `on_closed`."""
 
     def send_receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Sends the receipt of an entry that is stored at `position`. `index`: that of its last message."""
+        """Sends the receipt of an entry that is stored at `position`. `index`: the index of the entry's last message in
+        the topic."""
         ...
 
     def grant_credit(self, size: int) -> None:
-        """Grants credit to the client: it may publish `size` more bytes."""
+        """Permits the client to publish `size` more bytes."""
         ...
 
 
 class ProducerSession:
-    """An open producer of any protocol, made by `open`. See the head of the module."""
+    """An open producer at the broker, independent of the client's protocol. `open` creates it. The head of the module
+    describes its use."""
 
     __slots__ = (
         "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
@@ -117,9 +120,10 @@ class ProducerSession:
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Opens a producer. Raises Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy,
-        ProducerFenced, NotOwner or BacklogQuotaExceeded if it may not be opened, or an error of loading the topic. If
-        it raises or is cancelled, nothing is left of the producer. The port is not called before this returns."""
+        """Opens a producer, and returns its session. Raises Unauthorized, TopicTerminated, IncompatibleSchema,
+        InvalidSchema, ProducerBusy, ProducerFenced, NotOwner or BacklogQuotaExceeded if the producer may not be opened,
+        or an error of loading the topic. If this method raises or is cancelled, nothing of the producer remains at the
+        broker. The port is not called before this method returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.check_permission(principal, Permission.PRODUCE, topic=topic_name)
@@ -170,12 +174,13 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """The bytes that the client may publish now; 0 or less: the port gets credit later."""
+        """The number of bytes that the client may publish now. If it is 0 or less, the client must wait until the port
+        gets more credit."""
         return self._freed
 
     @property
     def last_sequence_id(self) -> int:
-        """The producer's highest stored sequence id; -1 if none is known."""
+        """The highest sequence id of this producer that is stored in the topic; -1 if none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -188,8 +193,9 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """Publishes the client-part of an entry (proto/entry.py), which is copied before this returns. The port gets
-        the outcome. Closes the producer if it has no credit, or if memory is short while entries wait."""
+        """Publishes the client-part of an entry (proto/entry.py), which is copied before this method returns. The port
+        gets the outcome later. Closes the producer if it has no credit, or if memory is short while entries of the
+        producer wait."""
         if self.producer.close_error is not None:
             return
         if self._freed <= 0:
@@ -310,8 +316,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """Closes the session: refuses the waiting entries, waits until the published ones have their outcome, and
-        removes the producer from the topic."""
+        """Closes the producer in order: refuses the entries that wait, waits until the published entries have their
+        outcome, and removes the producer from the topic."""
         waiting = self._drop_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
@@ -321,7 +327,7 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """Ends the session at once. The session makes no further calls to its port. Idempotent."""
+        """Ends the producer at once. The session does not call its port any more. Idempotent."""
         self._opened = False
         self._drop_waiting()
         self.topic.producers.leave(self.producer)
@@ -335,6 +341,6 @@ class ProducerSession:
 
 
 def check_name_size(kind: str, name: str) -> None:
-    """Raises InvalidName if `name` is too long. `kind`: what it names, for the message of the error."""
+    """Raises InvalidName if `name` is too long. `kind`: what kind of name it is, for the text of the error."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

@@ -64,8 +64,8 @@ TASKS_MAX, FRAMES_MAX = 2_000, 12
 
 # ----------------------------------------------------------------------------------------------------- changing
 def parse_setting_name(name: str) -> str:
-    """Returns Magnetar's name of a setting that has that name, or Pulsar's. Raises InvalidRequest if it is unknown or
-    cannot change at run time."""
+    """Returns Magnetar's name of a setting. `name` may be Magnetar's name or Pulsar's name. Raises InvalidRequest if
+    the setting is unknown, or cannot be changed at run time."""
     if name not in _OURS:
         raise InvalidRequest(
             f"the setting {name[:100]!r} does not change while brokers run; those that do: "
@@ -75,8 +75,8 @@ def parse_setting_name(name: str) -> str:
 
 
 def parse_setting_value(name: str, text: str) -> dict[str, Any]:
-    """Returns the field of Policies or RuntimeSettings for a setting, with its value parsed from `text`. Raises
-    InvalidRequest."""
+    """Returns the field of Policies or RuntimeSettings for a setting, and its value, parsed from `text`. Raises
+    InvalidRequest if the value is invalid."""
     ours = parse_setting_name(name)
     kind: type[msgspec.Struct] = RuntimeSettings if ours in RUNTIME else Policies
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
@@ -97,13 +97,15 @@ def _words_of(hint: Any) -> list[str]:
 
 
 def removed_fields(name: str) -> tuple[str, ...]:
-    """Returns the settings to remove when this one is removed: also those that can only be set together with it."""
+    """Returns the names of the settings that must be removed together with the setting `name`: the setting itself, and
+    a setting that can only be set together with it."""
     ours = parse_setting_name(name)
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
 async def change_setting(broker: TopicManager, name: str, text: str) -> None:
-    """Changes a setting of all brokers; this one has applied it when this returns. Raises InvalidRequest."""
+    """Changes a setting of all brokers. This broker has applied the new value when this function returns. Raises
+    InvalidRequest if the setting or the value is invalid."""
     ours, given = parse_setting_name(name), parse_setting_value(name, text)
     if ours in RUNTIME:
         await broker.policies.change_runtime(ours, to_java_text(given[ours]))
@@ -112,8 +114,8 @@ async def change_setting(broker: TopicManager, name: str, text: str) -> None:
 
 
 async def remove_setting(broker: TopicManager, name: str) -> None:
-    """Removes a changed setting, so that each broker uses the value of its own configuration again. Raises
-    InvalidRequest if the setting is unknown."""
+    """Removes a setting that was changed for all brokers, so that each broker uses the value of its own configuration
+    again. Raises InvalidRequest if the setting is unknown."""
     ours = parse_setting_name(name)
     if ours in RUNTIME:
         await broker.policies.change_runtime(ours, None)
@@ -122,15 +124,15 @@ async def remove_setting(broker: TopicManager, name: str) -> None:
 
 
 def changed_settings(record: PoliciesRecord) -> dict[str, str]:
-    """Returns the settings that are changed for all brokers, with their values as text; by Pulsar's name where Pulsar
-    has that setting."""
+    """Returns the settings that are changed for all brokers, with their values as text. A setting that Pulsar has too
+    is listed under Pulsar's name."""
     values: list[tuple[str, object]] = [(name, getattr(record.policies, name)) for name in DYNAMIC]
     values += [(name, record.properties.get(name)) for name in RUNTIME]
     return {PULSAR.get(name, name): to_java_text(value) for name, value in values if value is not None}
 
 
 def to_java_text(value: object) -> str:
-    """Returns a value as text, in the form in which Java writes it."""
+    """Returns a value of a setting as text, as Java writes such a value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple) and not isinstance(value, Endpoint):
@@ -140,7 +142,8 @@ def to_java_text(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------- describing
 async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics: bool = False) -> BrokerDescription:
-    """Returns a description of this broker, from the state of its process. Sends no request."""
+    """Returns a description of this broker, made from the state of its process only: sends no request to others.
+    `tasks`, `metrics`: whether to include them."""
     settings = list_settings(broker)
     page = await _metrics_page(broker) if metrics else ""
     return BrokerDescription(
@@ -149,7 +152,8 @@ async def describe_broker(broker: TopicManager, *, tasks: bool = False, metrics:
 
 
 def list_settings(broker: TopicManager) -> tuple[BrokerSetting, ...]:
-    """Returns the settings in force at this broker, with their sources. A changed one has the source `dynamic`."""
+    """Returns the settings that are in force at this broker, each with the source of its value. A setting that was
+    changed at run time has the source `dynamic`."""
     config, changed = broker.config, {_OURS[name] for name in changed_settings(broker.policies.of_brokers)}
     defaults, found = defaults_of(BrokerConfig), list[BrokerSetting]()
     for name in config.__struct_fields__:
@@ -178,8 +182,8 @@ async def _metrics_page(broker: TopicManager) -> str:
 
 
 def dump_tasks() -> str:
-    """Returns where each task of this event loop waits: its name, and the calls from the outermost one on, as file,
-    line and function. It has no value of any variable."""
+    """Returns where each task of this event loop waits now, as text: its name, and its stack of calls from the
+    outermost one on, with file, line and function. Contains no values of variables."""
     lines = list[str]()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     for task in tasks[:TASKS_MAX]:

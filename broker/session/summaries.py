@@ -70,9 +70,9 @@ OLDEST_S = 1.0
 
 
 async def topic_stats(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
-    """Returns the statistics of a topic. `precise`: the backlog is counted message by message, also in batches that are
-    acknowledged wholly or in part. `ages` False: reads no entry from bookies: leaves out `oldest_ms`, and estimates a
-    backlog for which one would have to be read."""
+    """Returns the statistics of a topic. `precise`: counts the backlog message by message, also in batches that are
+    acknowledged wholly or in part. `ages`: if False, reads no entry from bookies: leaves out `oldest_ms`, and estimates
+    each backlog for which an entry would have to be read."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -184,7 +184,8 @@ def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.Consu
 
 
 def internal_stats(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
-    """Returns the internal statistics of a topic's log. `cache_bytes`: the bytes in the broker's tail cache."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: how many bytes of the topic are in the broker's
+    tail cache."""
     log = topic.log
     return values.TopicInternalStats(
         state=log.state,
@@ -232,7 +233,8 @@ T = TypeVar("T")
 
 
 class PageQuery(NamedTuple):
-    """A query for one page of the cluster's topics: which topics, in which order."""
+    """A query for one page of the list of all topics in the cluster: by which name parts topics are selected, in which
+    order, and where the page begins."""
 
     prefix: str = ""  # of the full name, as `contains`
     contains: str = ""
@@ -242,18 +244,19 @@ class PageQuery(NamedTuple):
 
 
 def loop_busy() -> float:
-    """Returns the share of the time for which the event loop of this process computes; -1 if nothing measures it."""
+    """Returns the share of the time (0 to 1) during which the event loop of this process is busy; -1 if it is not
+    measured."""
     return HEARTBEAT.busy_ratio if HEARTBEAT.beat_at is not None else -1.0
 
 
 class Summaries:
-    """The overviews that one broker answers, of itself and of the other brokers."""
+    """Collects summaries of the load and the topics of this broker and of all other brokers."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def summarize(self, *, here: bool) -> ClusterSummary:
-        """Returns the summaries of all brokers, by name; with `here`, of this one alone."""
+        """Returns the summaries of all brokers, sorted by name; with `here`, the summary of this broker only."""
         if here:
             return ClusterSummary((await self._summary(),), ())
         mine, members = await asyncio.gather(self._summary(), self._broker.read_members())
@@ -277,8 +280,8 @@ class Summaries:
         )  # fmt: skip
 
     async def list_page(self, query: PageQuery, *, here: bool) -> TopicPage:
-        """Returns a page of the loaded topics of all brokers; with `here`, of this one alone. Raises InvalidRequest if
-        the query is wrong."""
+        """Returns one page of the loaded topics of all brokers; with `here`, of this broker only. Raises InvalidRequest
+        if the query is invalid."""
         query = query._replace(limit=query.limit or LIMIT)
         if not 1 <= query.limit <= LIMIT_MAX:
             raise InvalidRequest(f"limit must be 1 to {LIMIT_MAX}, not {query.limit}")
@@ -427,7 +430,8 @@ ENDS = {
 
 
 def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> WhyStuck:
-    """Returns why a subscription does not get on. `backlog`: its messages that are not acknowledged."""
+    """Returns why a subscription delivers no more messages, or that it delivers. `backlog`: the number of its messages
+    that are not acknowledged."""
     blocked = subscription.pump.blocked or Blocked.NO
     dispatcher, now_ms = subscription.dispatcher, topic.world.clock.wall_ms()
     if blocked in (Blocked.NO, Blocked.CAUGHT_UP) and not dispatcher.unacked:
@@ -458,7 +462,7 @@ def explain_stuck(topic: Topic, subscription: Subscription, backlog: int) -> Why
 
 
 def explain_kept(topic: Topic) -> WhyKept:
-    """Returns, for each ledger of the topic, the reason why it is kept."""
+    """Returns, for each ledger of the topic, the reason why the ledger is not deleted."""
     now_ms, found = topic.world.clock.wall_ms(), list[KeptLedger]()
     durable = [each for each in topic.subscriptions.values() if each.is_durable]
     for span, (_, stays) in zip(topic.log.shape.spans, topic.why_ledgers_stay(), strict=True):

@@ -33,21 +33,21 @@ TIMES_MAX = 1000
 
 
 class TopicOwner(msgspec.Struct, frozen=True):
-    """The broker that owns a topic."""
+    """The address of the broker that owns a topic, and whether it is the broker that was asked."""
 
     endpoint: str  # HOST:PORT
     here: bool  # the broker that was asked
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """The number of partitions of a topic; and its owner, if the topic has no partitions and the owner is known."""
+    """The number of partitions of a topic. If the topic has no partitions and its owner is known, also its owner."""
 
     count: int  # 0: the topic is not partitioned
     owner: TopicOwner | None = None  # of a topic without partitions, where it is known
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """Message indexes of a topic, in answer to `TopicQueries.get_offsets`."""
+    """Message indexes of a topic, as `TopicQueries.get_offsets` returns them."""
 
     earliest: int  # index of the oldest message that is stored
     end: int  # one past the index of the newest
@@ -59,8 +59,8 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
-    """Returns the address (HOST:PORT) of the broker's gRPC for callers of `listener` (empty: the default one). Raises
-    NotFound if the broker has no `magnetar://` URL for it."""
+    """Returns the gRPC address (HOST:PORT) of the broker for clients that use the listener `listener` (empty: the
+    default one). Raises NotFound if the broker has no `magnetar://` URL for this listener."""
     if not listener:
         return broker.endpoint
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
@@ -71,20 +71,21 @@ def listener_endpoint(broker: BrokerRecord, listener: str) -> str:
 
 
 class TopicQueries:
-    """The requests of clients about topics, besides producing and consuming."""
+    """Answers the requests of clients about topics: look-ups, partitions, offsets and lists of topics."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> TopicOwner:
-        """Returns the owner of a topic, which need not exist. Raises Unavailable if the owner is not known at the
-        moment; NotFound if the owner has no such listener."""
+        """Returns the broker that owns a topic; the topic need not exist. Raises Unavailable if the owner is not known
+        at the moment; NotFound if the owner has no listener of this name."""
         owner = await self._broker.find_owner(topic)
         return TopicOwner(listener_endpoint(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
         """Returns the number of partitions of a topic. `create`: creates a missing topic with the namespace's default
-        number, if that is allowed. `by_use`: does not create one without partitions, since its first use does."""
+        number of partitions, if that is allowed. `by_use`: does not create a topic without partitions now, because its
+        first use creates it."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -103,8 +104,8 @@ class TopicQueries:
     ) -> Offsets:  # fmt: skip
         """Returns message indexes of a topic: its first index, its end index, the indexes at `times_ms`, and the index
         of `subscription`. Creates the subscription if it is missing: durable, at the earliest message. `aborted_in`: a
-        range of indexes; the reply counts its messages of aborted transactions, so that a reader can distinguish lost
-        messages from aborted ones. `incarnation`: see `check_incarnation`."""
+        range of indexes; the result counts the messages of aborted transactions in this range, so that a reader can
+        distinguish lost messages from aborted ones. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -139,8 +140,8 @@ class TopicQueries:
     async def advance_subscription(
         self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0
     ) -> None:
-        """Acknowledges every message before `index`. Durable when it returns. Never moves the cursor backwards.
-        `incarnation`: see `check_incarnation`."""
+        """Acknowledges, for a subscription, every message before the index `index`. Durable when this method returns.
+        Never moves the cursor backwards. `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.find_subscription(subscription_name), topic.shown.shape
@@ -158,10 +159,10 @@ class TopicQueries:
     async def watch_topics(
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
-        """Yields the topics of the namespace that the caller may look up, then each change of them, without a gap. A
-        topic that a later grant permits to look up is not reported: the caller must watch again. The removal of a topic
-        is reported only if the topic was. So for a caller that may not look up all topics, `after_revision` is ignored:
-        it always gets the list first."""
+        """Yields the topics of the namespace that the caller may look up, and then each change of this list, without a
+        gap. A topic that a later grant permits to look up is not reported: the caller must watch again. The removal of
+        a topic is reported only if the topic was reported before. For a caller that may not look up all topics,
+        `after_revision` is therefore ignored: the caller always gets the list first."""
         if may_call_everything(principal):
             async for told in self._broker.make_topic_watcher().watch_namespace(namespace, after_revision):
                 yield told
@@ -188,22 +189,22 @@ class TopicQueries:
 
 
 class SchemaVerdict(NamedTuple):
-    """The answer whether a schema could be registered, with the compatibility rule that decided."""
+    """Whether a schema could be registered for a topic, and the compatibility rule by which that was decided."""
 
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
 class SchemaQueries:
-    """The requests about the schemas of topics."""
+    """Answers the requests about the schemas of topics."""
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
-        """Returns the schema of that version, or the newest one. Raises SchemaNotFound if there is none; TopicNotFound
-        if the topic has, before or after the read, another incarnation than the given one, since a version number is
-        valid in one incarnation only."""
+        """Returns the schema with that version, or the newest schema of the topic. Raises SchemaNotFound if there is
+        none; TopicNotFound if the topic, before or after the read, has an incarnation other than `incarnation`: a
+        version number is valid in one incarnation only."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get(topic, version)
@@ -211,31 +212,31 @@ class SchemaQueries:
         return found
 
     async def list_versions(self, topic: TopicName) -> list[SchemaVersion]:
-        """Returns the versions of the topic's schema that are not deleted, in order. Raises SchemaNotFound if there is
+        """Returns the schema versions of the topic that are not deleted, in order. Raises SchemaNotFound if there are
         none."""
         return await self._broker.schemas.list_versions(topic)
 
     async def register_schema(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
-        """Registers a schema. Returns its version. The namespace must exist, the topic need not. `by_hand`: an operator
-        registers it, which is allowed even if `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest or
-        NotAllowed if it may not be registered."""
+        """Registers a schema for a topic, and returns its version. The namespace must exist; the topic need not exist.
+        `by_hand`: an operator registers the schema, which is allowed even if `schema_auto_update` is off. Raises
+        IncompatibleSchema, InvalidRequest or NotAllowed if the schema may not be registered."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound if there is none;
-        InvalidRequest if `info` is invalid."""
+        """Returns the version of the topic's schema that is equal to `info`. Raises SchemaNotFound if no version is
+        equal; InvalidRequest if `info` is invalid."""
         return await self._broker.schemas.find_version(topic, info)
 
     async def judge_schema(self, topic: TopicName, info: SchemaInfo) -> SchemaVerdict:
-        """Returns whether the schema could be registered, and by which rule. Raises InvalidRequest if `info` is
-        invalid."""
+        """Returns whether the schema could be registered for the topic, and the compatibility rule that decides that.
+        Registers nothing. Raises InvalidRequest if `info` is invalid."""
         mode = (await self._rules(topic)).compatibility
         return SchemaVerdict(await self._broker.schemas.why_refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """Deletes all versions of the topic's schema. Returns the number of the newest version, or None if the topic
-        had no schema."""
+        """Deletes all schema versions of the topic. Returns the number of the newest version; None if the topic had no
+        schema."""
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

@@ -39,8 +39,8 @@ MARK_ENTRIES = 1000
 
 
 class SubscriptionAcks:
-    """Applies acknowledgements to the cursor and to the dispatcher. `member`: the consumer that sent the
-    acknowledgement; None: the broker itself."""
+    """Checks acknowledgements, and applies them to the cursor and the dispatcher of one subscription. In all methods,
+    `member` is the consumer that sent the acknowledgement; None: the broker itself acknowledges."""
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
@@ -50,13 +50,13 @@ class SubscriptionAcks:
         self._dispatcher = dispatcher
 
     def rebase(self, shape: LogShape) -> None:
-        """Sets the shape of the log that acknowledgements are checked against."""
+        """Sets the shape of the log (its list of ledgers) against which acknowledgements are checked."""
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises TransactionConflict if
-        one of them is pending in a transaction (all others are acknowledged nevertheless); InvalidRequest if one is
-        after the last entry of the log."""
+        """Acknowledges each of the entries, or some messages of it. Ignores entries that were trimmed. Raises
+        TransactionConflict if an entry is pending in a transaction (all other entries are acknowledged nevertheless);
+        InvalidRequest if an entry is after the last entry of the log."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -118,9 +118,9 @@ class SubscriptionAcks:
         raise AckRefusal.PENDING.error(f"entry {position} {AckConflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
-        """Acknowledges many whole entries of one ledger. `entries` is a serialized roaring bitmap of entry ids. Raises
-        InvalidRequest if it does not parse, or names an entry after the last one; TransactionConflict if an entry is
-        pending in a transaction. All other entries are acknowledged nevertheless."""
+        """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
+        InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
+        an entry is pending in a transaction. All other entries are acknowledged nevertheless."""
         wanted = parse_entry_set(entries)
         span = self._shape.find_span(ledger_id)
         last = span.last_entry if span is not None else -1
@@ -163,9 +163,9 @@ class SubscriptionAcks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to and with the entry, or up to and with the last message that `acked` names.
-        Raises TransactionConflict if that covers something that is pending in a transaction; InvalidRequest if the
-        entry is after the last one of the log."""
+        """Acknowledges all messages up to and including the entry that `acked` names, or up to and including the last
+        of its messages that `acked` names. Raises TransactionConflict if one of these messages is pending in a
+        transaction; InvalidRequest if the entry is after the last entry of the log."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -178,8 +178,8 @@ class SubscriptionAcks:
             self.skip_to(position)
 
     def check_cumulative(self, acked: AckedEntry) -> None:
-        """Raises TransactionConflict if the cumulative acknowledgement covers something that is pending in a
-        transaction."""
+        """Raises TransactionConflict if a message that the cumulative acknowledgement covers is pending in a
+        transaction. Changes nothing."""
         pending, (position, bits) = self._cursor.pending, acked
         if pending is None:
             return
@@ -188,7 +188,7 @@ class SubscriptionAcks:
             self._refuse(position)
 
     def skip_to(self, mark: Position) -> None:
-        """Acknowledges everything up to and with `mark`, except what is pending in a transaction."""
+        """Acknowledges all messages up to and including `mark`, except those that are pending in a transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
         self._dispatcher.on_mark_acked(max(mark, cursor.mark))
@@ -196,13 +196,13 @@ class SubscriptionAcks:
             self._dispatcher.add_entries_released(cursor.deliverable_up_to(mark))  # batches of unknown size
 
     def ack_first_messages(self, position: Position, messages: int) -> None:
-        """Acknowledges the first `messages` messages of the entry, except those that are pending."""
+        """Acknowledges the first `messages` messages of the entry, except those that are pending in a transaction."""
         if self._cursor.ack_first_messages(position, messages):
             self._dispatcher.on_acked(None, position)
 
     def find_outstanding(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields, in slices, the positions in `sets` that are outstanding at the consumer. Raises InvalidRequest if a
-        set does not parse."""
+        """Yields, in slices, the positions of `sets` that are outstanding at the consumer. Raises InvalidRequest if a
+        set cannot be parsed."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -223,8 +223,9 @@ class SubscriptionAcks:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def cumulative_ack_steps(self, member: Member, mark: Position) -> Iterator[Position]:
-        """Yields marks before `mark`, one for each MARK_ENTRIES entries that the consumer holds, so that a large
-        cumulative acknowledgement can be applied in steps. Yields none where the entries are not in log order."""
+        """Yields positions before `mark` at which a large cumulative acknowledgement can be applied in steps: one
+        position for each MARK_ENTRIES entries that are outstanding at the consumer. Yields nothing if the outstanding
+        entries are not in log order."""
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
             step = next(islice(member.outstanding, MARK_ENTRIES, None))
             if step >= mark:
@@ -255,7 +256,7 @@ class SubscriptionAcks:
 
 
 def parse_entry_set(data: bytes) -> BitMap:
-    """Returns the entry ids in a serialized roaring bitmap. Raises InvalidRequest if `data` does not parse."""
+    """Returns the entry ids in a serialized roaring bitmap. Raises InvalidRequest if `data` is not such a bitmap."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
@@ -287,8 +288,8 @@ STEP_ENTRIES = 100
 
 
 class TransactionalAcks(SubscriptionAcks):
-    """Applies acknowledgements, also those in transactions, to one subscription. The rules are at the head of the
-    module."""
+    """Checks acknowledgements, including those in transactions, and applies them to one subscription. The comment
+    before this class gives the rules."""
 
     __slots__ = ()
 
@@ -297,7 +298,8 @@ class TransactionalAcks(SubscriptionAcks):
         self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks
     ) -> Iterator[None]:
         """Adds the acknowledgements of a request to `wanted`, in steps, and changes nothing else. Raises InvalidRequest
-        if one of them is after the last entry or does not parse; TransactionConflict if its entry was trimmed."""
+        if an acknowledged entry is after the last entry of the log, or a set cannot be parsed; TransactionConflict if
+        an entry was trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, STEP_ENTRIES)):
             for position, bits in some:
@@ -323,9 +325,10 @@ class TransactionalAcks(SubscriptionAcks):
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
-        """Makes all of `wanted`, and the acknowledgement `cumulative`, pending in the transaction. Returns False if all
-        of it was pending already. `rest`: the client counts the messages of an entry itself (`_exact`), and never
-        repeats a request. Raises TransactionConflict, InvalidRequest or BackPressure, and changes nothing then."""
+        """Makes the acknowledgements `wanted` and the cumulative acknowledgement `cumulative` pending in the
+        transaction, all or none. Returns False if all of them were pending already. `rest`: the client counts the
+        messages of an entry itself (`_exact`), and never repeats a request. Raises TransactionConflict, InvalidRequest
+        or BackPressure if an acknowledgement is refused; nothing is changed then."""
         cursor, dispatcher = self._cursor, self._dispatcher
         if rest and (clash := pending_acks.find_repeated_acks(cursor, txn, wanted)) is not None:
             raise _conflict(clash)
@@ -401,8 +404,8 @@ class TransactionalAcks(SubscriptionAcks):
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         """Applies the end of a transaction to the subscription. If the transaction committed, its pending
-        acknowledgements count. Otherwise they are dropped, and the caller has their entries delivered again. Returns
-        these acknowledgements, or None if the transaction had none."""
+        acknowledgements count. Otherwise they are dropped, and the caller has the entries delivered again. Returns the
+        acknowledgements that were pending; None if the transaction had none here."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

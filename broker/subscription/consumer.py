@@ -18,8 +18,8 @@ from .core.policy import Member
 
 
 class ActivityTimes:
-    """When a subscription or a consumer last did something, in ms since the epoch, by the clock of this broker; 0: not
-    since the topic was loaded here."""
+    """The times at which a subscription or a consumer last did something (delivery, acknowledgement, flow), in ms since
+    the epoch, by the clock of this broker. 0: nothing happened since the topic was loaded here."""
 
     __slots__ = ("acked_ms", "consumed_ms", "expired_ms", "flow_ms", "marked_ms")
 
@@ -35,11 +35,12 @@ class ActivityTimes:
 
 
 class Outlet(Protocol):
-    """The port through which a subscription delivers to a consumer: its stream. Only `wait_drained` waits."""
+    """The interface through which a subscription delivers messages and events to one consumer. Only `wait_drained`
+    waits; all other methods return at once."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        """Delivers entries, each of which is a StoredEntry. Returns True if the stream's queue is over its bound now:
-        then the caller must not deliver more before `wait_drained` returns."""
+        """Sends entries to the consumer; each entry is a StoredEntry. Returns True if the queue of the consumer's
+        stream now exceeds its bound: the caller must then not deliver more before `wait_drained` returns."""
         ...
 
     def on_end_of_topic(self) -> None:
@@ -47,26 +48,28 @@ class Outlet(Protocol):
         ...
 
     def on_active_changed(self, active: bool) -> None:
-        """Called on a Failover subscription when the active consumer was elected. `active`: whether this consumer is
-        the active one, which gets the messages."""
+        """Called on a Failover subscription after the active consumer was elected. `active`: whether this consumer is
+        the active one, which alone gets the messages."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the consumer with `error`; nothing is delivered after that."""
+        """Called when the broker closes the consumer because of `error`. Nothing is delivered to the consumer after
+        that."""
         ...
 
     def on_moving(self, error: MagnetarError) -> asyncio.Future[None] | None:
-        """Called when the topic begins an orderly close. Sends `error` to the client, as `on_closed` does.
-        Acknowledgements that the client sends before it reads the error still count. Returns a future that completes
-        when the last of them has arrived. Returns None if the client was not told yet, or its protocol cannot mark the
-        last acknowledgement."""
+        """Called when the topic begins to close in order, to move to another broker. Sends `error` to the client, as
+        `on_closed` does. Acknowledgements that the client sends before it reads the error still count. Returns a future
+        that completes when the last of them has arrived. Returns None if the client was not told yet, or if its
+        protocol cannot mark the last acknowledgement."""
         ...
 
     async def wait_drained(self) -> None: ...
 
 
 class Consumer:
-    """A connected consumer and its outlet. `member`: its state in the dispatcher."""
+    """A consumer that is connected to a subscription, and its outlet. `member`: the state of the consumer in the
+    dispatcher."""
 
     __slots__ = (
         "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",

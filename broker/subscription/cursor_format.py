@@ -78,12 +78,12 @@ MARKER = 0
 
 
 class DamagedState(ValueError):
-    """Raised if bytes are not a piece of a cursor's state."""
+    """Raised if bytes that should be a part of a cursor's stored state are damaged."""
 
 
 class ChunkPlace(NamedTuple):
-    """The place of a chunk in the cursor ledger: the number of its write, its first entry, the number of its pieces,
-    and the bytes of all of them."""
+    """Where a chunk is stored in the cursor ledger: the number of its write, its first entry, its number of pieces
+    (entries), and their size in bytes together."""
 
     sequence: int
     first_entry: int
@@ -92,7 +92,7 @@ class ChunkPlace(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A decoded entry of a cursor ledger."""
+    """One decoded entry of a cursor ledger: a chunk of the state, a marker, or a part of either."""
 
     kind: int
     sequence: int
@@ -104,23 +104,25 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Returns True if this is the last piece of a marker, which completes a state."""
+        """Returns True if this is the last piece of a marker. With it a write of the state is complete."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def belongs_to(self, key: ChunkKey, row: ChunkPlace, piece: int) -> bool:
-        """Returns True if this is piece number `piece` of the chunk `key`, as `row` describes the chunk."""
+        """Returns True if this is the piece number `piece` of the chunk `key`, which the marker describes by `row`."""
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
-    """Returns the entries of the chunk, in the order in which they are to be appended."""
+    """Returns the ledger entries that store the chunk `key` with the content `body`, in the order in which they must be
+    appended."""
     version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
     return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
 def encode_marker(mark: Position, rows: Mapping[ChunkKey, ChunkPlace], sequence: int) -> list[bytes]:
-    """Returns the entries of a marker with this mark and the places of these chunks."""
+    """Returns the ledger entries of a marker. A marker stores the mark of the cursor, and the places `rows` of all
+    valid chunks."""
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
     version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
@@ -137,7 +139,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
 
 
 def encode_body(key: ChunkKey, cursor: Cursor) -> bytes:
-    """Returns the bytes of the chunk `key`, from the current state of the cursor."""
+    """Returns the content of the chunk `key`, encoded from the current state of the cursor."""
     covered = key.entry_range()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
@@ -199,14 +201,15 @@ def _holes_body(holes: BitMap, covered: range) -> bytes:
 
 
 def encode_snapshot(entries: list[bytes]) -> bytes:
-    """Returns the snapshot for the subscription's record. `entries`: those of one write of the whole state."""
+    """Returns the snapshot of a cursor's state that is stored in the subscription's record. `entries`: the entries of
+    one write that contains the whole state."""
     return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
 
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedState if the entry is damaged; NewerFormat if a later
-    version of Magnetar wrote it."""
+    """Decodes one entry of a cursor ledger, and returns it. Raises DamagedState if the entry is damaged; NewerFormat if
+    a later version of Magnetar wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
@@ -223,7 +226,8 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
-    """Returns the mark and the places of all valid chunks. Raises DamagedState if `body` is damaged."""
+    """Returns the mark and the places of all valid chunks that a marker contains. `body`: the bodies of its pieces.
+    Raises DamagedState if `body` is damaged."""
     try:
         mark = Position(*_POSITION.unpack_from(body))
         (count,) = _COUNT.unpack_from(body, _POSITION.size)
@@ -240,7 +244,8 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, ChunkPlace]]:
 
 
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
-    """Adds the content of the chunk `key` to the state. Raises DamagedState if `body` is damaged."""
+    """Decodes the content `body` of the chunk `key`, and adds it to the state. Raises DamagedState if `body` is
+    damaged."""
     try:
         if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
@@ -313,7 +318,7 @@ def _inside(key: ChunkKey, entry_id: int) -> Position:
 
 
 def decode_snapshot(data: bytes) -> CursorState:
-    """Returns the state that a snapshot contains. Raises DamagedState if it is damaged."""
+    """Returns the state of a cursor that a snapshot contains. Raises DamagedState if the snapshot is damaged."""
     pieces, offset = [], 0
     while offset < len(data):
         if offset + _COUNT.size > len(data):

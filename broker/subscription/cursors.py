@@ -63,13 +63,15 @@ Told = Callable[[MagnetarError | None], None]
 
 
 def cursor_path(topic: TopicName, subscription: str) -> str:
+    """Returns the path of a subscription's record in the metadata."""
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
 def claim_changes(topic: TopicName, record: TopicRecord, claim: str) -> list[NodeUpdate]:
-    """Returns the changes that claim the subscriptions of the topic (those that its record names, CLAIMS_MAX at most),
-    for the commit that claims the topic: a broker that opens hundreds of topics makes one commit for each instead of
-    two. `DurableCursor.open` claims the others."""
+    """Returns the changes of the metadata that claim the subscriptions of the topic for this broker (those that the
+    topic's record names, CLAIMS_MAX at most). They are made in the commit that claims the topic: a broker that opens
+    hundreds of topics makes one commit for each topic instead of two. `DurableCursor.open` claims the other
+    subscriptions."""
     changes: list[NodeUpdate] = []
     for name in (record.subscriptions or ())[:CLAIMS_MAX]:
         path = cursor_path(topic, name)
@@ -86,10 +88,10 @@ def _claimed(path: str, claim: str, node: VersionedValue | None) -> bytes | None
 
 
 class DurableCursor:
-    """The cursor of one subscription, and its storage. `on_fenced` is called once, when another broker has claimed the
-    subscription. `claim`: the claim of the topic's owner, if the subscription exists (`claim_changes`). A new
-    subscription makes a claim of its own. So the remains of a deleted subscription of the same name are not mistaken
-    for the new one."""
+    """The cursor of one subscription with its storage: its record in the metadata and its cursor ledger. `on_fenced`:
+    called once, when another broker has claimed the subscription. `claim`: the claim of the topic's owner, if the
+    subscription exists (`claim_changes`). A new subscription makes a claim of its own, so that the remains of a deleted
+    subscription of the same name are not mistaken for the new one."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
@@ -157,8 +159,8 @@ class DurableCursor:
         properties: dict[str, str],
         commit: Callable[[NodeUpdate], Awaitable[object]],
     ) -> None:
-        """Creates a subscription that has acknowledged everything up to `mark`; `commit` stores its record. Raises
-        AlreadyExists if the topic has a subscription of that name."""
+        """Creates a subscription that has acknowledged everything up to `mark`. `commit`: the function that stores its
+        record. Raises AlreadyExists if the topic has a subscription of that name."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -174,17 +176,18 @@ class DurableCursor:
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def set_properties(self, properties: dict[str, str]) -> None:
-        """Replaces all properties, durably. Raises TopicFenced if another broker has claimed the subscription;
-        SubscriptionNotFound if it is deleted."""
+        """Replaces all properties of the subscription, durably. Raises TopicFenced if another broker has claimed the
+        subscription; SubscriptionNotFound if the subscription is deleted."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
-        """Claims the record, fences and recovers the cursor ledger, and reads its last complete state. Raises
-        SubscriptionNotFound if there is no record; Unavailable if bookies do not answer; TopicFenced if another broker
-        has claimed the topic.
+        """Claims the record of the subscription, fences and recovers the cursor ledger, and reads the last complete
+        state. Raises SubscriptionNotFound if there is no record; Unavailable if the bookies do not answer; TopicFenced
+        if another broker has claimed the topic.
 
         An owner that was suspended after it claimed its topic must not claim the subscription of the next owner: it
-        would adapt the state to its own older log, and drop what was acknowledged after that."""
+        would adapt the state to its own older log, and drop what was acknowledged after that.
+        """
 
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
@@ -283,12 +286,13 @@ class DurableCursor:
     # (broker/subscription/delays.py)
     @property
     def buckets(self) -> tuple[DelayBucket, ...]:
-        """Returns the buckets of delayed entries that the record names."""
+        """Returns the buckets with delayed entries that the subscription's record names."""
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
-        """Adds buckets of delayed entries to the record and removes others. Raises TopicFenced if another broker has
-        claimed the subscription. If the outcome is unknown, the caller may repeat the call."""
+        """Adds the buckets `add` with delayed entries to the subscription's record, and removes the buckets in the
+        ledgers `remove`. Raises TopicFenced if another broker has claimed the subscription. If the outcome is unknown,
+        the caller may repeat the call."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -298,13 +302,13 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write of the changed cursor, which is durable after `cursor_flush_s` at most."""
+        """Schedules a write of the changed cursor. The changes are durable after `cursor_flush_s` seconds at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def durable_future(self) -> asyncio.Future[None]:
-        """Returns a future that is done when everything that was acknowledged before the call is durable. It fails with
-        TopicFenced if another broker has claimed the subscription."""
+        """Returns a future that completes when everything that was acknowledged before this call is durable. It fails
+        with TopicFenced if another broker has claimed the subscription."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -319,9 +323,9 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
-        before this call is durable, else the error. This is `durable_future` without futures, because very many futures
-        would cost more than the write. `tell` must not raise."""
+        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
+        that was acknowledged before this call is durable, else the error. It does the same as `durable_future` without
+        a future, because very many futures would cost more than the write. `tell` must not raise."""
         if not self.cursor.has_unstored_changes:
             tell(None)
         elif self._closed:
@@ -425,7 +429,7 @@ class DurableCursor:
             tell(error)
 
     def abandon(self) -> None:
-        """Ends all writing, because another broker has the topic."""
+        """Stops all writing, because another broker owns the topic. Unstored changes are not stored."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -434,9 +438,9 @@ class DurableCursor:
             self._tasks.cancel()
 
     async def close(self) -> None:
-        """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner need not
-        recover it. Acknowledgements that cannot be stored within `close_timeout_s` are lost: their messages are
-        delivered again."""
+        """Stores the changes that are not durable yet, and closes the cursor ledger, so that the next owner of the
+        topic need not recover it. Acknowledgements that cannot be stored within `close_timeout_s` seconds are lost:
+        their messages are delivered again."""
         if not self._closed and (self.cursor.has_unstored_changes or self._ledger.is_writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
@@ -475,8 +479,8 @@ class DurableCursor:
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record, then its ledgers. Raises TopicFenced if another owner has claimed it,
-        or a new one of its name exists."""
+        """Deletes the subscription: its record first, then its ledgers. Raises TopicFenced if another owner has claimed
+        the subscription, or a new subscription of the same name exists."""
         self.abandon()
         if self._tasks is not None:
             await self._tasks.drain()

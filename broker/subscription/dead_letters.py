@@ -105,8 +105,8 @@ class _Budget:
 async def find_whole_message(
     log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
 ) -> ChunkRun | None:
-    """Returns all chunks of the message of which `entry` is a chunk; None if the message will never be complete. Raises
-    Unavailable if the missing chunks may still be stored. Entries up to `mark` are not searched."""
+    """Returns all chunks of the large message of which `entry` is a chunk; None if the message will never be complete.
+    Does not search the entries up to `mark`. Raises Unavailable if the missing chunks may still be stored."""
     search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
@@ -129,8 +129,8 @@ async def find_whole_message(
 
 
 async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkRun]:
-    """Returns the chunked messages that have chunks on both sides of `mark`. Searches the entry at the mark, and the
-    entries after it that one read returns."""
+    """Returns the chunked messages that have chunks both up to `mark` and after `mark`. Searches the entry at the mark,
+    and the entries after it that one read returns."""
     shape, runs, seen, budget = log.shape, list[ChunkRun](), set[str](), _Budget()
     entries = list[StoredEntry]()
     if shape.is_readable(mark) and shape.lost_run_end(mark) is None:
@@ -154,14 +154,14 @@ async def find_divided_messages(log: ReadableLog, mark: Position) -> list[ChunkR
 
 
 async def find_remaining_chunks(log: ReadableLog, mark: Position) -> list[Position]:
-    """Returns the chunks after `mark` that belong to messages with chunks on both sides of `mark`. The caller
-    acknowledges them as well, because a message can only be skipped or expired as a whole."""
+    """Returns the chunks after `mark` that belong to messages which also have chunks up to `mark`. The caller
+    acknowledges these chunks too, because a message can only be skipped or expired as a whole."""
     return [place for run in await find_divided_messages(log, mark) for place in run.places if place > mark]
 
 
 async def move_mark_before_chunked_message(log: ReadableLog, mark: Position) -> Position:
-    """Returns `mark`, or an earlier position if a chunked message has chunks on both sides of `mark`: the position
-    before that message. So a consumer that seeks into a message receives all of its chunks."""
+    """Returns `mark`. If a chunked message has chunks both up to `mark` and after it, returns instead the position
+    before that message, so that a consumer that seeks into the message receives all of its chunks."""
     return min([mark, *(log.shape.before(run.places[0]) for run in await find_divided_messages(log, mark))])
 
 
@@ -249,8 +249,8 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 
 
 class DeadLetters:
-    """The dead letters of one subscription, and its entries that wait for a back-off. `wake` schedules the
-    subscription's pump."""
+    """Publishes the dead letters of one subscription, and holds back the entries that wait for a back-off. `wake`: a
+    function that schedules the delivery of the subscription."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
@@ -288,18 +288,19 @@ class DeadLetters:
 
     @property
     def is_active(self) -> bool:
-        """Returns True if an entry that is given back may get a back-off or become a dead letter. If False, the caller
-        only counts its redelivery."""
+        """Returns True if an entry that is given back may have to wait for a back-off, or may become a dead letter. If
+        False, the caller only counts the redelivery."""
         return self._dispatcher.ordered or self.must_count_lost_connection
 
     @property
     def must_count_lost_connection(self) -> bool:
-        """Returns True if a lost connection counts as a redelivery of each entry that its consumer held."""
+        """Returns True if the loss of a consumer's connection counts as a redelivery of each entry that was outstanding
+        at it."""
         return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
 
     def on_given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
-        """Called before the dispatcher takes `positions` back: counts a redelivery of each, and holds them back for
-        their back-off or as dead letters. `at_once`: only dead letters are held back."""
+        """Called before the dispatcher takes back the entries at `positions`: counts a redelivery of each, and holds
+        each back for its back-off or as a dead letter. `at_once`: holds back only dead letters."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
@@ -467,13 +468,13 @@ class DeadLetters:
         self._tasks.spawn(work, name)
 
     def stop(self) -> None:
-        """Stops the timer and cancels all tasks."""
+        """Stops the timer of the back-offs, and cancels all tasks of this object."""
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks is not None:
             self._tasks.cancel()
 
     async def drain(self) -> None:
-        """Waits, after `stop`, until no task is running."""
+        """Waits until no task is running any more. Called after `stop`."""
         if self._tasks is not None:
             await self._tasks.drain()

@@ -91,11 +91,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedBucket(ValueError):
-    """Raised if bytes are not an entry of a bucket."""
+    """Raised if bytes that should be an entry of a bucket of delayed entries are damaged."""
 
 
 def encode_bucket(draft: UnstoredDelayBucket) -> list[bytes]:
-    """Returns the entries of the bucket's ledger, in order."""
+    """Returns the ledger entries that store the bucket, in the order in which they must be appended."""
     entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
     return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
@@ -107,8 +107,8 @@ def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
-    """Returns the keys of segment `number`, concatenated. Raises DamagedBucket if the entry is damaged, or is not that
-    segment."""
+    """Returns the keys of the segment `number`, concatenated as bytes. Raises DamagedBucket if the entry is damaged, or
+    contains another segment."""
     count, body = _decode(entry, SEGMENT, number)
     if not 0 < count <= SEGMENT_ENTRIES or len(body) != count * KEY_BYTES:
         raise DamagedBucket(f"a segment of {count} keys has {len(body)} bytes")
@@ -116,8 +116,8 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """Returns the segments that the directory lists. `number`: the id of the directory's entry, which is the last one
-    of the ledger. Raises DamagedBucket if the entry is damaged."""
+    """Returns the segments that the directory of a bucket lists. `number`: the entry id of the directory, which is the
+    last entry of the ledger. Raises DamagedBucket if the entry is damaged."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0
@@ -189,7 +189,8 @@ class _BucketWork:
 
 
 class DelayedDelivery:
-    """The delayed entries of one subscription: its timer, and the tasks that seal, load and drop buckets."""
+    """Holds back the delayed entries of one subscription: has the timer for the next due entry, and the tasks that
+    store, load and delete buckets of delayed entries."""
 
     __slots__ = (
         "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
@@ -244,22 +245,24 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins to load the buckets of earlier owners. `wake` schedules the subscription's pump."""
+        """Begins to load the buckets of delayed entries that earlier owners of the topic stored. `wake`: a function
+        that schedules the delivery of the subscription."""
         self._wake = wake
         if not self.is_ready:
             self._spawn(self._find())
 
     def delay_until(self, position: Position, at_ms: int) -> None:
-        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: no consumer may have received
-        it."""
+        """Holds an entry back until `at_ms` (ms since the epoch). The entry must be new: it was not delivered to any
+        consumer."""
         if at_ms > self.now_ms and self.is_enabled and not self.core.is_full:
             self.core.add_entry(position, at_ms)
             if self.core.must_make_bucket:
                 self._seal()
 
     def release_due(self, dispatcher: Dispatcher) -> int:
-        """Makes due entries deliverable, before the pump assigns entries; only on a type that delays. Returns the time
-        (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays nothing."""
+        """Makes the due entries deliverable. Called before the pump assigns entries, only for a subscription type that
+        delays. Returns the time (ms since the epoch) up to which entries are due; ALL_TIME if the topic's policy delays
+        nothing."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._release_due(dispatcher, now_ms)
@@ -285,7 +288,8 @@ class DelayedDelivery:
         self._drop(core.take_drained())
 
     def set_timer(self, dispatcher: Dispatcher) -> None:
-        """Sets the timer of the next `release_due`, after each pump, unless another event will cause it earlier."""
+        """Sets the timer for the next call of `release_due`, unless another event will cause this call earlier. Called
+        after each run of the pump."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.is_ready:
@@ -458,7 +462,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Cancels the timer and all tasks, except those that delete ledgers."""
+        """Cancels the timer of delayed entries and all tasks, except the tasks that delete ledgers."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -467,8 +471,8 @@ class DelayedDelivery:
             self._used.tasks.cancel()
 
     async def close(self) -> None:
-        """Stores the held entries that are in no bucket, if there are CLOSE_ENTRIES_MIN of them, within
-        `close_timeout_s`; the next owner reads the others from the log again."""
+        """Stores the entries that are held back and are in no bucket, if there are at least CLOSE_ENTRIES_MIN of them,
+        within `close_timeout_s` seconds. The next owner of the topic reads the other entries from the log again."""
         if not self._closed and self.is_ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

@@ -58,13 +58,14 @@ when the limit is reached."""
 
 
 def find_oversized(member: Member, limits: DispatchLimits) -> list[Position]:
-    """Returns the consumer's outstanding entries that have more messages than 1 / SHARE of the smallest limit."""
+    """Returns the entries outstanding at the consumer that contain more messages than 1 / SHARE of the smallest of the
+    limits."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 
 
 def is_malformed(entry: Buffer) -> bool:
-    """Returns True if no consumer can read the stored entry: its checksum is right, but it does not contain the
+    """Returns True if no consumer can read the stored entry: the checksum is right, but the entry does not contain the
     messages that its header declares."""
     if not is_intact(entry):
         return False
@@ -106,8 +107,9 @@ class _Freed(msgspec.Struct):
 
 
 class RedeliveryReturnQueue:
-    """The entries that are being given back to one subscription. `counting` returns the object that counts
-    redeliveries, if a policy of the broker does; else None, and the cursor counts them."""
+    """The queue of entries that are being given back to one subscription, in slices. `counting`: a function that
+    returns the object that counts redeliveries, if a policy of the broker needs one; else it returns None, and the
+    cursor counts them."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -121,24 +123,24 @@ class RedeliveryReturnQueue:
         return len(self.waiting or ())
 
     def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
-        """Queues entries of a consumer, and gives back the first of them. `counted`: they count as redelivered.
-        `leaves`: the consumer is removed from the dispatcher after the last of them."""
+        """Queues entries that a consumer gives back, and gives back the first of them at once. `counted`: the entries
+        count as redelivered. `leaves`: the consumer is removed from the dispatcher after the last of them."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.return_next_entries()
 
     def add_entries_of_aborted_acks(self, positions: Iterator[Position]) -> None:
-        """Queues entries whose acknowledging transaction was aborted. They must be neither outstanding nor pending any
-        more."""
+        """Queues entries that an aborted transaction had acknowledged, to be delivered again. They must be neither
+        outstanding nor pending any more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
         self.return_next_entries()
 
     def add_batches_of_aborted_acks(self, batches: Iterable[Position]) -> None:
-        """Gives back batches of which an aborted transaction had acknowledged some messages. Each counts as
-        redelivered, also where a consumer holds the other messages."""
+        """Gives back batches of which an aborted transaction had acknowledged some messages. Each batch counts as
+        redelivered, also if a consumer holds its other messages."""
         for position in batches:
             holder = self._dispatcher.find_holder(position)
             if holder is not None:
@@ -159,7 +161,8 @@ class RedeliveryReturnQueue:
         return len(some) < RETURN_ENTRIES
 
     def return_next_entries(self) -> bool:
-        """Gives back the next RETURN_ENTRIES queued entries. Returns True if the queue is empty then."""
+        """Gives the next RETURN_ENTRIES entries of the queue back to the dispatcher. Returns True if the queue is empty
+        after that."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -186,20 +189,20 @@ class RedeliveryReturnQueue:
         return True
 
     def return_all_entries(self) -> None:
-        """Gives back all queued entries, at once."""
+        """Gives all entries of the queue back to the dispatcher at once, without a pause."""
         while not self.return_next_entries():
             pass
 
     async def finish(self) -> None:
-        """Gives back all queued entries, in slices between which other tasks run."""
+        """Gives all entries of the queue back to the dispatcher, in slices between which other tasks run."""
         turns = EventLoopSlices(self._clock)
         while not self.return_next_entries():
             if turns.is_slice_used_up:
                 await turns.begin_slice()
 
     def clear(self) -> None:
-        """Drops all queued entries, because nothing is outstanding any more. Consumers whose removal is queued are
-        removed."""
+        """Removes all entries from the queue, because nothing is outstanding any more. Consumers that wait in the queue
+        for their removal are still removed."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())
@@ -220,8 +223,8 @@ SLOTS_AT_ONCE = 1000
 
 
 class DeliveryPump:
-    """Delivers the entries of one subscription to its consumers. Its state: the entries read ahead, the entries that
-    are being given back, and the reason why it waits."""
+    """Delivers the entries of one subscription to its consumers. Its state is: the entries read ahead, the entries that
+    are being given back, and the reason why it cannot deliver now."""
 
     __slots__ = (
         "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
@@ -287,14 +290,14 @@ class DeliveryPump:
         return letters if letters is not None and letters.is_active else None
 
     def wake(self) -> None:
-        """Schedules one run of `deliver_available_entries` for the next turn of the event loop, however often it is
-        called."""
+        """Schedules one run of `deliver_available_entries` in the next turn of the event loop. Several calls schedule
+        only one run."""
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self.deliver_available_entries)
 
     def deliver_available_entries(self) -> None:
-        """Delivers entries now, until no consumer may get the next one."""
+        """Delivers entries to the consumers now, until no consumer may get the next entry."""
         self._due = False
         if self._closed:
             return
@@ -391,7 +394,7 @@ class DeliveryPump:
                 self._subscription.skip_entries([position])
 
     def hold_entry_until(self, position: Position, at_ms: int) -> None:
-        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays."""
+        """Holds a new entry back until `at_ms` (ms since the epoch), if the subscription type delays messages."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
             self._delayed.delay_until(position, at_ms)
 
@@ -444,7 +447,8 @@ class DeliveryPump:
                 consumer.outlet.on_end_of_topic()
 
     def on_consumer_joined(self) -> None:
-        """Called when a consumer has joined: the end of the topic, if it is reached, is notified once more."""
+        """Called when a consumer has joined: notifies the consumers of the end of the topic once more, if it is
+        reached."""
         self._end_told = False
         self.wake()
 
@@ -469,14 +473,14 @@ class DeliveryPump:
 
     # ------------------------------------------------------------------ what it reads, and its end
     def read_from(self, log: ReadableLog) -> None:
-        """Reads `log` from the mark on; entries in memory are dropped."""
+        """Delivers from `log` from now on, beginning after the cursor's mark. The entries in memory are dropped."""
         self._log = log
         if self._buffer is not None:
             self._buffer.read_from(log)
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Reads `log` from now on; entries in memory stay. `log` must have the same entries, up to the last one of the
-        present log that consumers may get."""
+        """Delivers from `log` from now on, without dropping the entries in memory. `log` must have the same entries as
+        the present log, up to the last one that consumers may get."""
         self._log = log
         if self._buffer is not None:
             self._buffer.switch_log(log)
@@ -496,6 +500,6 @@ class DeliveryPump:
             self._started.cancel()
 
     async def drain(self) -> None:
-        """Waits, after `stop`, until no task is running."""
+        """Waits until no task is running any more. Called after `stop`."""
         if self._started is not None:
             await self._started.drain()

@@ -64,8 +64,9 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """The entries of a subscription in memory. `wake` schedules the subscription's pump in the next turn of the loop,
-    `deliver_available_entries` runs it at once."""
+    """The entries of a subscription that were read from the log in advance. `wake`: a function that schedules a run of
+    the subscription's pump in the next turn of the event loop. `deliver_available_entries`: a function that runs the
+    pump at once."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -103,22 +104,22 @@ class ReadAheadBuffer:
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Reads `log` from now on; the entries in memory stay."""
+        """Reads from `log` from now on. The entries in memory stay."""
         self._log = log
 
     def read_from(self, log: ReadableLog) -> None:
-        """Reads `log` from now on; the entries in memory are dropped."""
+        """Reads from `log` from now on. The entries in memory are dropped."""
         self._log = log
         self.clear()
 
     def clear(self) -> None:
-        """Drops all entries in memory, and the results of reads in progress: the position in the log has changed, or no
-        consumer is connected."""
+        """Drops all entries in memory, and ignores the results of reads in progress. Called when the position in the
+        log has changed, or when no consumer is connected."""
         self._seeks += 1
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Drops all entries in memory; they are read again when the dispatcher asks for them."""
+        """Drops all entries in memory. They are read again when the dispatcher needs them."""
         self._kept, self._kept_bytes = None, 0
         self._drop_ahead()
 
@@ -135,8 +136,8 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def get_wanted_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if their slots are
-        not computed by the time `end`. Returns none, and starts a read, if none is in memory."""
+        """Returns the first entries of the request `want` that are in memory, at most CHUNK_ENTRIES; fewer if their
+        slots are not computed by the time `end`. If none is in memory, returns none and starts a read."""
         entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -203,8 +204,8 @@ class ReadAheadBuffer:
         return found
 
     def add_waiting_entries(self, entries: Iterable[StoredEntry]) -> None:
-        """Adds entries that wait for the consumers of their keys. When they take too much memory, those that have
-        waited longest leave the memory: they are read from the log again."""
+        """Stores entries that wait until the consumers of their keys can get them. If they take too much memory, those
+        that have waited longest are dropped, and are read from the log again."""
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
@@ -219,7 +220,7 @@ class ReadAheadBuffer:
         self._count()
 
     def discard_delivered_entries(self, deliveries: Iterable[Delivery]) -> None:
-        """Drops the entries that were delivered to consumers."""
+        """Drops the entries that were delivered to consumers from memory."""
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -347,8 +348,8 @@ class ReadAheadBuffer:
 
 
 def find_contiguous_range(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """Returns the first and the last position of a range that one read can cover. The range begins with the first of
-    `positions`, and includes the following ones that are close to it in the same ledger."""
+    """Returns the first and the last position of a range of entries that one read can return. The range begins with the
+    first of `positions`, and includes those of the following positions that are near it in the same ledger."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

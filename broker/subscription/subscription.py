@@ -54,7 +54,8 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class Deliveries(NamedTuple):
-    """What consumers got: messages with their bytes, and how many of them were delivered before."""
+    """Counts of what was delivered to consumers: the messages, their bytes, and how many of the messages were
+    redelivered."""
 
     messages: int
     size: int
@@ -71,7 +72,7 @@ NO_DELIVERIES = Deliveries(0, 0, 0)
 
 
 class Subscription:
-    """A subscription of a topic on its owner: its consumers, its cursor, and the operations on it."""
+    """A subscription at the broker that owns its topic: its consumers, its cursor, and the operations on it."""
 
     __slots__ = (
         "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
@@ -112,7 +113,7 @@ class Subscription:
 
     @property
     def deliveries(self) -> Deliveries:
-        """Returns the counts of what its consumers received since the subscription was loaded."""
+        """Returns the counts of what was delivered to the consumers of the subscription since it was loaded."""
         found = self.departed
         for each in self.consumers.values():
             found = found.add_counts(each.member)
@@ -123,7 +124,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies the changed policies of its topic."""
+        """Applies the policies that are now in force for the topic to this subscription."""
         if self.delayed is not None:
             self.delayed.applied = applied
         if self.dead_letters is not None:
@@ -135,17 +136,18 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def reads_compacted(self) -> bool:
-        """Returns True if the subscription reads the compacted form of the topic (broker/log/compaction.py)."""
+        """Returns True if the consumers read the compacted form of the topic, with only the last message of each key
+        (broker/log/compacted_view.py)."""
         return self.log.is_compacted
 
     @property
     def reads_uncommitted(self) -> bool:
-        """Returns True if the isolation level is read-uncommitted: its consumers get all stored entries, also those of
-        open and aborted transactions."""
+        """Returns True if the isolation level is read-uncommitted: the consumers get all stored entries, including
+        those of open and aborted transactions."""
         return self.isolation is Isolation.READ_UNCOMMITTED
 
     def read_from(self, log: ReadableLog) -> None:
-        """Reads `log` from the mark on. No consumer may be connected."""
+        """Delivers from `log` from now on, beginning after the cursor's mark. No consumer may be connected."""
         self.log = log
         self.pump.read_from(log)
         self.cursor.rebase(log.shape)
@@ -156,8 +158,8 @@ class Subscription:
             self.delayed.core.shape = log.shape
 
     def switch_log(self, log: ReadableLog) -> None:
-        """Reads `log` from now on, without a change for consumers. `log` must have the same entries, up to the last one
-        of the present log that consumers may get."""
+        """Delivers from `log` from now on; consumers notice no change. `log` must have the same entries as the present
+        log, up to the last one that consumers may get."""
         self.log = log
         self.pump.switch_log(log)
         self.cursor.rebase(log.shape)
@@ -168,7 +170,8 @@ class Subscription:
         self.on_outcomes_known()
 
     def on_outcomes_known(self) -> None:
-        """Called when transactions have ended: their entries become visible to consumers, or never will be."""
+        """Called when transactions of the topic have ended: their entries become visible to consumers, or remain hidden
+        for ever."""
         if self.cursor.advance() and self.store is not None:
             self.store.schedule_write()
         if self.consumers:
@@ -183,8 +186,8 @@ class Subscription:
             self.store.schedule_write()
 
     def set_isolation(self, isolation: Isolation) -> None:
-        """Sets the isolation level of a consumer that is about to join. Raises ConsumerBusy if the connected consumers
-        have another level."""
+        """Sets the isolation level to that of a consumer which is about to join. Raises ConsumerBusy if the connected
+        consumers have another level."""
         if self.consumers and self.isolation is not isolation:
             raise SubscribeRefusal.OTHER_ISOLATION.error(
                 f"the consumers of subscription {self.name!r} are {self.isolation.name.lower()}"
@@ -192,17 +195,18 @@ class Subscription:
         self.isolation = isolation
 
     def has_undelivered_before(self, horizon: Position) -> bool:
-        """Returns True if an entry up to `horizon` is not delivered yet, or is not acknowledged and may be delivered
-        again."""
+        """Returns True if an entry up to and including `horizon` was not delivered yet, or is not acknowledged and may
+        be delivered again."""
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
-        """Adds the consumer. Raises ConsumerBusy if the connected consumers have another type, or the policy refuses
-        the consumer.
+        """Adds the consumer to the subscription. Raises ConsumerBusy if the connected consumers have another type, or
+        if the policy refuses the consumer.
 
-        Entries that other consumers are giving back are given back first, all at once: await `wait_returned` before, so
-        that this happens in slices."""
+        If entries of other consumers are being given back, gives all of them back first, at once. To do this in slices,
+        await `wait_returned` before.
+        """
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
@@ -240,8 +244,8 @@ class Subscription:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """Removes the consumer; its outstanding entries are delivered to the others. Idempotent. `lost`: the connection
-        was lost, instead of closed by the consumer."""
+        """Removes the consumer; its outstanding entries are delivered to the other consumers. Idempotent. `lost`: the
+        connection was lost; otherwise the consumer was closed."""
         if consumer.member.id not in self.consumers:
             return
         del self.consumers[consumer.member.id]
@@ -261,15 +265,15 @@ class Subscription:
         self.pump.wake()
 
     async def wait_returned(self, consumer: Consumer) -> None:
-        """Waits, before `consumer` joins, until all entries that are being given back are, also those of its own last
-        connection."""
+        """Waits until all entries that are being given back have been given back, also those of the last connection of
+        `consumer`. Called before `consumer` joins."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self.pump.return_queue.add(other.member, list(other.member.outstanding), counted=False)
         await self.pump.return_queue.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
-        """Removes the consumer and closes it with `error`."""
+        """Removes the consumer from the subscription, and closes it with `error`."""
         self.leave(consumer)
         consumer.outlet.on_closed(error)
 
@@ -278,31 +282,31 @@ class Subscription:
             self.disconnect(consumer, error)
 
     def begin_move(self, error: MagnetarError) -> list[asyncio.Future[None]]:
-        """Delivers nothing more, because it could not be acknowledged in time, and tells the consumers `error`. Returns
-        the futures that are done when the last acknowledgements of the consumers have come."""
+        """Stops the delivery, because more messages could not be acknowledged in time, and sends `error` to the
+        consumers. Returns futures that complete when the last acknowledgements of the consumers have arrived."""
         self.pump.is_moving = True
         told = [consumer.outlet.on_moving(error) for consumer in self.consumers.values()]
         return [last for last in told if last is not None]
 
     def flow(self, consumer: Consumer, permits: int) -> None:
-        """Grants the consumer `permits` more permits, each for one message."""
+        """Permits the broker to deliver `permits` more messages to the consumer."""
         self.dispatcher.flow(consumer.member, permits)
         self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
-        """Acknowledges each entry, or some messages of it. Trimmed entries are ignored. Raises InvalidRequest if one is
-        after the last entry; TransactionConflict if one is pending in a transaction (all others are acknowledged
-        nevertheless)."""
+        """Acknowledges each of the entries, or some messages of it. Ignores entries that were trimmed. Raises
+        InvalidRequest if an entry is after the last entry of the log; TransactionConflict if an entry is pending in a
+        transaction (all other entries are acknowledged nevertheless)."""
         try:
             self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
             self._acked(consumer)
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
-        """Acknowledges many whole entries of one ledger; `entries` is a serialized roaring bitmap. Raises
-        InvalidRequest if it does not parse, or names an entry after the last one; TransactionConflict if one is pending
-        in a transaction (all others are acknowledged nevertheless)."""
+        """Acknowledges many whole entries of one ledger. `entries`: a serialized roaring bitmap of entry ids. Raises
+        InvalidRequest if the bitmap cannot be parsed, or contains an entry after the last one; TransactionConflict if
+        an entry is pending in a transaction (all other entries are acknowledged nevertheless)."""
         before = self.cursor.version
         try:
             self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -311,14 +315,16 @@ class Subscription:
                 self._acked(consumer)
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to and with the entry. Raises NotAllowed if several consumers may share the
-        subscription; TransactionConflict if a part of it is pending in a transaction. Then nothing is acknowledged."""
+        """Acknowledges all messages up to and including the entry that `acked` names. Raises NotAllowed if several
+        consumers may share the subscription; TransactionConflict if one of these messages is pending in a transaction.
+        If it raises, nothing is acknowledged."""
         self.check_cumulative(consumer, acked)
         self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
     def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Raises NotAllowed or TransactionConflict if `ack_cumulative` would. Changes nothing."""
+        """Raises NotAllowed or TransactionConflict if `ack_cumulative` would raise it for the same arguments. Changes
+        nothing."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
@@ -326,8 +332,9 @@ class Subscription:
         self.acks.check_cumulative(acked)
 
     def skip_to(self, mark: Position, messages: int = 0) -> None:
-        """Acknowledges everything up to and with `mark`, and the first `messages` messages after it: they expired,
-        exceed the quota, or an operator skips them. What is pending in a transaction stays pending."""
+        """Acknowledges all messages up to and including `mark`, and the first `messages` messages after it, because
+        they have expired, exceed the backlog quota, or are skipped by an operator. Acknowledgements that are pending in
+        a transaction stay pending."""
         if mark.entry_id >= 0:
             self.acks.skip_to(mark)
         if messages:
@@ -346,28 +353,30 @@ class Subscription:
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:
-        """Returns the transactions with acknowledgements in this subscription that are not settled yet."""
+        """Returns the transactions that have acknowledged messages of this subscription, and whose outcome was not
+        applied yet."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
     def has_pending(self, txn: TxnId) -> bool:
         return self.cursor.pending is not None and txn in self.cursor.pending.of
 
     def conflicting_transactions(self, position: Position) -> Sequence[TxnId]:
-        """Returns the transactions that have acknowledged the entry and are not settled. Another acknowledgement of the
-        entry may be refused because of them."""
+        """Returns the transactions that have acknowledged the entry, and whose outcome was not applied yet. Because of
+        them another acknowledgement of the entry may be refused."""
         return self.cursor.pending.find_transactions(position) if self.cursor.pending is not None else ()
 
     def ack_in_transaction(
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """Makes `wanted` and `cumulative` pending in the transaction, in one step: they are acknowledged if the
-        transaction commits. To repeat the call changes nothing. The topic must have joined the transaction in the same
-        turn of the loop. `rest`: as in `TransactionalAcks.add_pending`.
+        """Makes the acknowledgements `wanted` and `cumulative` pending in the transaction, in one step: the messages
+        are acknowledged if the transaction commits. Repeating the call changes nothing. The topic must have joined the
+        transaction in the same turn of the loop. `rest`: as in `TransactionalAcks.add_pending`.
 
         Raises NotAllowed if the subscription is not durable, or if `cumulative` is given and several consumers may
         share the subscription; TransactionConflict, InvalidRequest or BackPressure as `TransactionalAcks.add_pending`
-        does. Then nothing has changed."""
+        does. If it raises, nothing has changed.
+        """
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
@@ -375,13 +384,14 @@ class Subscription:
             self._on_mark_moved()
 
     def check_transactional(self) -> None:
-        """Raises NotAllowed if the subscription is not durable, since it stores no acknowledgements then."""
+        """Raises NotAllowed if the subscription is not durable: such a subscription stores no acknowledgements, so
+        transactions cannot use it."""
         if self.store is None:
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Applies the outcome of a transaction: its acknowledgements count if it committed, else the entries are
-        delivered again. Idempotent. Durable when `wait_durable` returns."""
+        """Applies the outcome of a transaction: its acknowledgements count if it committed; otherwise the entries are
+        delivered again. Idempotent. The result is durable when `wait_durable` returns."""
         settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -423,8 +433,9 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes outstanding entries of the consumer back, to deliver them again; `positions` None: all of them. Entries
-        that are not outstanding there are ignored. `counted`: adds 1 to their redelivery counts."""
+        """Takes outstanding entries back from the consumer, to deliver them again. `positions`: which entries; None:
+        all that are outstanding at this consumer. Ignores entries that are not outstanding at it. `counted`: adds 1 to
+        their redelivery counts."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self.pump.return_queue.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
@@ -432,29 +443,32 @@ class Subscription:
         self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `tell` once, possibly before this returns. The argument is None when everything that was acknowledged
-        before this call is durable. Otherwise it is the error because of which that is unknown."""
+        """Calls the function `tell` once, possibly before this method returns. Its argument is None when everything
+        that was acknowledged before this call is durable. Otherwise the argument is the error because of which that is
+        not known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:
             tell(None)
 
     async def wait_durable(self) -> None:
-        """Waits until everything that was acknowledged before the call is durable."""
+        """Waits until everything that was acknowledged in this subscription before the call is durable."""
         if self.store is not None:
             await self.store.durable_future()
 
     @cached_property
     def seek_lock(self) -> asyncio.Lock:
-        """Returns the lock of `seek`. Its caller must hold it from finding the new position until that is durable."""
+        """Returns the lock that the caller of `seek` must hold, from finding the new position until that position is
+        durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
-        """Moves the subscription: starts over after `mark` and the first `acked_messages` messages of the next entry.
-        Durable when it returns.
+        """Moves the subscription: it continues after `mark` and the first `acked_messages` messages of the next entry.
+        The new position is durable when this method returns.
 
-        The caller must hold `seek_lock`. All consumers but `keep` are disconnected: their outstanding entries have no
-        meaning any more."""
+        The caller must hold `seek_lock`. All consumers except `keep` are disconnected, because their outstanding
+        entries have no meaning any more.
+        """
         assert self.seek_lock.locked(), "one after the other"
         why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)
         for consumer in list(self.consumers.values()):
@@ -476,7 +490,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops the delivery. The consumers must have been notified before."""
+        """Stops the delivery. The caller must have notified the consumers before."""
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:

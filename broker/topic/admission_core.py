@@ -37,7 +37,7 @@ BUCKETS_MAX = 10_000
 
 
 class ClientIdentity(Protocol):
-    """The address and the instance of a producer or consumer, connected or about to join."""
+    """The address and the instance of a producer or a consumer that is connected or about to join."""
 
     @property
     def address(self) -> str: ...
@@ -46,7 +46,7 @@ class ClientIdentity(Protocol):
 
 
 def host_of_address(address: str) -> str:
-    """Returns the host of `address`, without the port."""
+    """Returns the host part of `address`, without the port."""
     return address.rpartition(":")[0] or address
 
 
@@ -56,7 +56,7 @@ def _returns(who: ClientIdentity, there: Collection[ClientIdentity]) -> bool:
 
 
 class Admission:
-    """Decides which producers and consumers one topic admits."""
+    """Decides which producers, consumers and subscriptions one topic admits, by the limits in its policies."""
 
     __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
 
@@ -67,8 +67,8 @@ class Admission:
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
     def check_producer(self, applied: AppliedPolicies, who: ClientIdentity, there: Collection[ClientIdentity]) -> None:
-        """Raises ProducerBusy if the topic has its maximum of producers, altogether or from that address. `there`: the
-        connected producers."""
+        """Raises ProducerBusy if the topic has its maximum of producers, in total or from the address of `who`.
+        `there`: the connected producers."""
         limited = applied.max_producers or self._same_address_producers
         if not limited or _returns(who, there):
             return
@@ -78,8 +78,9 @@ class Admission:
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: AppliedPolicies, name: str, there: int, *, by_consumer: bool) -> None:
-        """Raises NotAllowed if the topic has its maximum of subscriptions (`there`: their number); SubscriptionNotFound
-        if a consumer asks for a new one, and the policy forbids to create one automatically."""
+        """Raises NotAllowed if the topic has its maximum of subscriptions (`there`: their present number);
+        SubscriptionNotFound if a consumer asks for a new subscription, and the policy forbids to create subscriptions
+        automatically."""
         if by_consumer and not applied.auto_subscription_creation:
             raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
@@ -95,8 +96,8 @@ class Admission:
         everybody: Collection[ClientIdentity], mine: Collection[ClientIdentity],
     ) -> None:  # fmt: skip
         """Raises NotAllowed if the topic does not allow the subscription type; ConsumerBusy if the topic, the
-        subscription, or the address has its maximum of consumers. `everybody`: the topic's consumers; `mine`: those of
-        the subscription."""
+        subscription, or the address of `who` has its maximum of consumers. `everybody`: the consumers of the topic;
+        `mine`: the consumers of the subscription."""
         if type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
@@ -130,8 +131,8 @@ class Admission:
 
     # ------------------------------------------------------------------ the rate of subscribing
     def check_subscribe_rate(self, applied: AppliedPolicies, who: ClientIdentity, name: str, now: float) -> None:
-        """Takes a token from the bucket of the consumer with this host and `name`. Raises BackPressure if the bucket is
-        empty."""
+        """Raises BackPressure if a consumer subscribes too often. Each pair of host and consumer `name` has a token
+        bucket; a permitted call takes one token from the bucket, and a call fails if the bucket is empty."""
         rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
         if not rate:
             self._buckets.clear()
@@ -199,8 +200,9 @@ def must_roll_ledger(
     idle_s: float,
     now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
-    """Returns True if the topic has to begin a new ledger, so that the last one can be deleted: the last one was not
-    written for `quiet_s`, is `age_s` old, and holders and retention permit it."""
+    """Returns True if the topic must begin a new ledger, so that its last ledger can be deleted: the last ledger was
+    idle for long enough or is old enough, and the holders and the retention permit to delete it. `quiet_s`: for how
+    many seconds the last ledger was not written; `age_s`: its age in seconds."""
     if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
         return False
     tail = shape.tail
@@ -217,7 +219,7 @@ def must_roll_ledger(
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
-    """Returns an estimate of the bytes after `mark`."""
+    """Returns an estimate of the number of bytes in the log after the position `mark`."""
     total = 0
     for span in shape.spans:
         if span.ledger_id > mark[0]:
@@ -228,14 +230,14 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
 
 
 def estimate_delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
-    """Returns an estimate of the bytes of entries that are held back for their delivery time. `delayed_in` returns the
-    number of such entries of a ledger."""
+    """Returns an estimate of the bytes of those entries that a subscription holds back until their delivery time. The
+    function `delayed_in` returns the number of such entries in a ledger."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def judge_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """Returns the reaction of the policy to a backlog that exceeds the quota; None if it does not. `oldest_s`: the age
-    of the oldest unacknowledged message; 0 if there is none."""
+    """Returns the reaction that the policy demands to a backlog that exceeds the quota; None if the backlog does not
+    exceed it. `oldest_s`: the age in seconds of the oldest unacknowledged message; 0 if there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -243,7 +245,7 @@ def judge_quota(applied: AppliedPolicies, backlog: int, oldest_s: float) -> Back
 
 
 def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
-    """Returns the earliest mark after which there are about `limit` bytes at most."""
+    """Returns the earliest position after which the log has about `limit` bytes at most."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:
@@ -255,8 +257,8 @@ def find_mark_for_backlog_bytes(shape: LogShape, limit: int) -> Position:
 
 
 def is_inactive(applied: AppliedPolicies, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
-    """Returns True if the topic is inactive for the policy. `users`: its producers and consumers; `backlog`: whether a
-    durable subscription has unread messages."""
+    """Returns True if the policy counts the topic as inactive. `users`: the number of its producers and consumers;
+    `backlog`: True if a durable subscription has unread messages."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

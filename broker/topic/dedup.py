@@ -78,11 +78,11 @@ _CRC = struct.Struct(">I")
 
 
 class DamagedSnapshot(ValueError):
-    """Raised if bytes are not a piece of a snapshot, or the pieces are not a snapshot."""
+    """Raised if bytes are not a valid piece of a deduplication snapshot, or if pieces are not a complete snapshot."""
 
 
 class Piece(NamedTuple):
-    """A decoded entry of a snapshot ledger."""
+    """One decoded entry of a snapshot ledger: a piece of a deduplication snapshot."""
 
     sequence: int
     piece: int
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Returns True if it is the last piece of a snapshot."""
+        """Returns True if this is the last piece of a snapshot."""
         return self.piece == self.pieces - 1
 
 
@@ -103,7 +103,7 @@ class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_snapshot(snapshot: Snapshot, sequence: int) -> list[bytes]:
-    """Returns the entries of the snapshot, in the order in which they are to be appended."""
+    """Returns the entries that store the snapshot, in the order in which they must be appended."""
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
     gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
     body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
@@ -117,7 +117,7 @@ def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
 
 
 def decode_piece(entry: bytes) -> Piece:
-    """Returns the piece that the entry contains. Raises DamagedSnapshot."""
+    """Returns the piece of a snapshot that the entry contains. Raises DamagedSnapshot if the entry is damaged."""
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
@@ -131,7 +131,8 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_snapshot(pieces: Sequence[Piece]) -> Snapshot:
-    """Returns the snapshot that these pieces contain, in order. Raises DamagedSnapshot if it is damaged."""
+    """Returns the snapshot that consists of these pieces, which must be in order. Raises DamagedSnapshot if the
+    snapshot is damaged."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -151,7 +152,8 @@ ROLL_SNAPSHOTS = 1_000
 
 
 def sequence_range(metadata: MessageMetadata) -> SequenceRange:
-    """Returns the range of sequence ids in an entry's metadata; of a chunk, also its message and number."""
+    """Returns the range of sequence ids in the metadata of an entry; for a chunk, also the uuid of its message and the
+    number of the chunk."""
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
         last = first
@@ -161,8 +163,8 @@ def sequence_range(metadata: MessageMetadata) -> SequenceRange:
 
 
 class Deduplication:
-    """The deduplication of one loaded topic: stores and loads the state of `DedupCore`. Must be called from one event
-    loop."""
+    """The deduplication of one loaded topic. Loads the stored state of `DedupCore`, and stores it again from time to
+    time. Must be called from one event loop."""
 
     __slots__ = (
         "_clock",
@@ -224,8 +226,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
-        """Restores the stored state, and turns deduplication on or off as the policy says. Must be called after the log
-        was taken over, before anything is published."""
+        """Loads the stored state, and turns deduplication on or off as the policy says. Must be called after the log
+        was taken over, and before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
         self._snapshot_s = applied.dedup_snapshot_s
@@ -262,8 +264,8 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Adds an entry of the log when the topic is loaded; must be called in log order. `counts`: False if the entry
-        is in a transaction that is not committed."""
+        """Adds an entry of the log, which the producer `name` sent, to the state while the topic is loaded. Must be
+        called in log order. `counts`: False if the entry is in a transaction that is not committed."""
         if self.replay_start_position is None or position <= self.core.position:
             return
         if counts:
@@ -286,18 +288,19 @@ class Deduplication:
         return self.core.enabled
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns what deduplication no longer needs of the log: everything up to the last stored snapshot. None if
-        deduplication is off, so that it needs nothing."""
+        """Returns the part of the log that deduplication no longer needs: everything up to the last stored snapshot;
+        None if deduplication is off, so that it needs nothing of the log."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return TrimLimit(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
     def own_ledgers(self) -> list[int]:
+        """Returns the ids of the ledgers that deduplication owns, which must be deleted with the topic."""
         place = self._log.record.dedup
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def on_producer_joined(self, name: str) -> None:
-        """Called when a connection of the producer `name` joins. `on_producer_left` must be called once for each
-        call."""
+        """Called when a connection of the producer `name` joins. For each call `on_producer_left` must be called
+        once."""
         self.core.on_producer_joined(name)
 
     def on_producer_left(self, name: str) -> None:
@@ -320,8 +323,8 @@ class Deduplication:
             await future
 
     def on_publish_confirmed(self, name: str) -> None:
-        """Called when an entry of the producer is stored, after `DedupCore.on_publish_confirmed`. Must be called while
-        deduplication is on, or while callers are `waiting`."""
+        """Called when an entry of the producer `name` is stored, after `DedupCore.on_publish_confirmed`. Must be called
+        while deduplication is on, or while callers are `waiting`."""
         if self.waiting:
             self._outcome(name)
         if self.core.enabled:
@@ -338,8 +341,8 @@ class Deduplication:
     def on_transaction_ended(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
-        """Called when a transaction has ended: the progress in `numbers` counts from now on. The sequence ids in `sent`
-        are in the log; those in `back` are not."""
+        """Called when a transaction has ended: the progress in `numbers` counts from now on. `sent`: sequence ids of
+        the transaction that are in the log; `back`: those that are not in the log."""
         self.core.on_transaction_committed(numbers, sent)
         self.core.add_aborted_sequence_gaps(back)
         if self.core.enabled:
@@ -347,8 +350,8 @@ class Deduplication:
             self._due()
 
     def limit_snapshots(self, undecided: Callable[[], Position | None]) -> None:
-        """Sets the function that limits snapshots. It returns the position before the first entry of an open
-        transaction; None if there is none."""
+        """Sets the function `undecided`, which limits up to which position a snapshot may go. It returns the position
+        before the first entry of an open transaction; None if no transaction is open."""
         self._undecided = undecided
 
     def on_publish_failed(self, name: str) -> None:
@@ -364,7 +367,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: AppliedPolicies) -> None:
-        """Applies the policies. If the time between snapshots has changed, it begins anew."""
+        """Applies changed policies. If the time between snapshots has changed, it begins to run anew."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -372,11 +375,11 @@ class Deduplication:
                 self._due()
 
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Turns deduplication on or off, as the policy says."""
+        """Starts to turn deduplication on or off, if the policy demands the other state."""
         self.set_enabled(applied.deduplication)
 
     def set_enabled(self, enabled: bool) -> None:
-        """Starts a task that turns deduplication on or off, unless it is so already."""
+        """Starts a task that turns deduplication on or off. Does nothing if deduplication is in that state already."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
 
@@ -465,8 +468,8 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Stops, because the topic closes or another broker has it: nothing more is stored, and each waiting caller is
-        resumed."""
+        """Stops deduplication, because the topic closes or another broker owns it: nothing more is stored, and each
+        waiting caller is resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -477,10 +480,12 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Stores a last snapshot, if a snapshot ledger is open, so that the next load replays little. Must be called
-        after the log was closed.
+        """Stores a last snapshot, if a snapshot ledger is open, so that the next load of the topic replays little. Must
+        be called after the log was closed.
 
-        Idempotent; what cannot be stored within `close_timeout_s` is replayed."""
+        Idempotent. State that cannot be stored within `close_timeout_s` seconds is replayed from the log at the next
+        load.
+        """
         last = self._since and self.core.enabled and self._log.state is TopicState.CLOSED
         self.stop()
         if self._tasks is not None:
@@ -511,7 +516,8 @@ class Deduplication:
 
 
 class TopicPart(Protocol):
-    """A part of a topic that keeps state across owners. The comment above this class gives the order of the calls."""
+    """A part of a topic with state that outlives the owner of the topic, such as compaction, deduplication,
+    transactions. The comment above this class gives the order of the calls."""
 
     async def open(self, applied: AppliedPolicies) -> None: ...
     def run_due(self, applied: AppliedPolicies) -> None: ...
@@ -536,8 +542,8 @@ REPLAY_BYTES = 4 << 20
 async def replay_log_for_dedup_and_transactions(
     log: Log, dedup: Deduplication, transactions: TopicTransactions
 ) -> None:
-    """Replays the log for deduplication and for transactions, after both were opened and before anything is
-    published."""
+    """Reads the log and passes its entries to deduplication and to transactions. Must be called after both were opened,
+    and before anything is published."""
     starts = [each for each in (dedup.replay_start_position, transactions.replay_start_position) if each is not None]
     if starts:
         shape = log.shape

@@ -76,7 +76,8 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Returns the reason why an entry of `size` bytes is refused before it is parsed, or None if it is accepted."""
+    """Returns the reason why the topic refuses an entry of `size` bytes before the entry is parsed; None if the topic
+    accepts it."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -87,7 +88,7 @@ def why_refused(*, size: int, size_max: int, terminated: bool, owned: bool, fenc
 
 
 class ProducerRegistration(NamedTuple):
-    """A producer in the `ProducerTable` of its topic."""
+    """A producer as the `ProducerTable` of its topic registers it."""
 
     id: int
     name: str
@@ -99,15 +100,15 @@ class ProducerRegistration(NamedTuple):
     `transaction_role`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
-        """Returns True if this registration may be a later connection of the same producer as `other`. One that names
-        no instance is recognised by its role alone."""
+        """Returns True if this registration may be a later connection of the same producer as the registration `other`.
+        If `other` or this one names no instance, the producer is recognised by its role alone."""
         if self.owner is not None and self.owner != other.owner:
             return False
         return not (other.instance and self.instance) or other.instance == self.instance
 
 
 class EpochChange(enum.Enum):
-    """The effect on the topic's epoch when a producer joins."""
+    """The effect that the join of a producer has on the topic's epoch."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"
@@ -115,8 +116,8 @@ class EpochChange(enum.Enum):
 
 
 def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
-    """Returns the effect on the topic's epoch. `had`: the epoch in which a producer that connects again had exclusive
-    access; 0 if it never had. `topic`: the topic's epoch."""
+    """Returns the effect that the join of a producer has on the topic's epoch. `had`: the epoch in which a producer
+    that connects again had exclusive access; 0 if it never had. `topic`: the present epoch of the topic."""
     if mode == SHARED:
         return EpochChange.STAYS
     if had == 0:
@@ -125,13 +126,13 @@ def judge_epoch(mode: AccessMode, had: int, topic: int) -> EpochChange:
 
 
 def next_epoch(topic: int, created_ms: int) -> int:
-    """Returns the epoch of a producer that gets exclusive access to a topic. `topic`: the topic's present epoch;
-    `created_ms`: when the topic was created."""
+    """Returns the new epoch of a topic for a producer that gets exclusive access. `topic`: the present epoch of the
+    topic; `created_ms`: when the topic was created."""
     return max(topic, created_ms) + 1
 
 
 class ProducerJoinDenied(enum.Enum):
-    """The reason why a producer may not join."""
+    """The reasons why a producer may not join a topic."""
 
     NAME_TAKEN = "a producer of that name is connected"
     STALE = "a later connection of that producer exists"
@@ -140,8 +141,9 @@ class ProducerJoinDenied(enum.Enum):
 
 
 class ProducerJoinResult(msgspec.Struct):
-    """The result of `ProducerTable.join`. `registered`: whether the producer is (if not, and not `denied`, it waits);
-    `replaced`: the earlier connection of the same producer; `fenced`: the others that may not publish any more."""
+    """The result of `ProducerTable.join`. `registered`: True if the producer is registered (if it is neither registered
+    nor `denied`, it waits); `replaced`: the earlier connection of the same producer; `fenced`: the other producers,
+    which may not publish any more."""
 
     registered: bool = False
     denied: ProducerJoinDenied | None = None
@@ -150,7 +152,7 @@ class ProducerJoinResult(msgspec.Struct):
 
 
 class ProducerTable:
-    """Decides which producers of one topic are registered, and which wait for exclusive access."""
+    """Decides which producers of one topic are registered, and which ones wait for exclusive access."""
 
     __slots__ = ("registered", "waiting")
 
@@ -159,8 +161,8 @@ class ProducerTable:
         self.waiting: dict[int, ProducerRegistration] = {}
 
     def join(self, registration: ProducerRegistration) -> ProducerJoinResult:
-        """Registers the producer, or has it wait, or denies it, as its access mode says. The result names the producers
-        that it displaces."""
+        """Registers the producer, lets it wait, or denies it, as its access mode demands. The result names the
+        producers that lose their registration."""
         answer = ProducerJoinResult()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
@@ -189,7 +191,7 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """Removes a producer. Returns the producers that waited and are registered now."""
+        """Removes a producer. Returns the waiting producers that are registered in its place."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:
@@ -214,7 +216,8 @@ class ProducerTable:
         return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
 
     def check(self) -> None:
-        """Checks that an exclusive producer is alone, and that a producer waits only while another is registered."""
+        """Raises AssertionError unless an exclusive producer is alone, and a producer waits only while another one is
+        registered."""
         if any(registration.mode != SHARED for registration in self.registered.values()):
             assert len(self.registered) == 1, "an exclusive producer shares the topic"
         assert self.registered or not self.waiting, "a producer waits and none is registered"
@@ -226,7 +229,7 @@ length."""
 
 
 class DedupVerdict(enum.Enum):
-    """The verdict on an entry: whether it is in the log already."""
+    """The verdict on a published entry: whether the log contains the entry already."""
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
@@ -235,7 +238,7 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """The progress of a producer: it has sent all sequence ids up to `number`. Of the chunked message after that
+    """The progress of one producer: it has sent all sequence ids up to `number`. Of the chunked message after that
     (`uuid`), it has sent the chunks up to `chunk`."""
 
     number: int = -1
@@ -243,13 +246,13 @@ class SequenceProgress(NamedTuple):
     chunk: int = -1
 
     def after(self, numbers: SequenceRange) -> SequenceProgress:
-        """Returns the progress after an entry with these sequence ids."""
+        """Returns the progress of the producer after it has also sent an entry with these sequence ids."""
         if numbers.uuid and numbers.chunk < numbers.chunks - 1:
             return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
         return SequenceProgress(max(self.number, numbers.last))
 
     def includes(self, numbers: SequenceRange) -> bool:
-        """Returns True if this progress includes an entry with these sequence ids."""
+        """Returns True if the producer has already sent an entry with these sequence ids."""
         if numbers.last <= self.number:
             return True
         return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
@@ -257,7 +260,7 @@ class SequenceProgress(NamedTuple):
 
 class Snapshot(NamedTuple):
     """The stored state of deduplication. `persisted`: the progress of each producer after all entries up to `position`,
-    and after no later ones."""
+    and before all later entries."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -284,8 +287,8 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 def judge_sequence_range(
     persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange
 ) -> DedupVerdict:
-    """Returns the verdict on an entry from the progress of its producer. `persisted`: that of stored entries; `pushed`:
-    that of entries in flight; None if there are none."""
+    """Returns the verdict on an entry with the sequence ids `numbers`. `persisted`: the progress of its producer by
+    stored entries; `pushed`: its progress by entries in flight; None if there are no such entries."""
     if persisted.includes(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -315,8 +318,8 @@ class DedupCore:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry. After NEW the entry counts as in flight: the caller must pass it to the log,
-        or call `on_publish_failed`."""
+        """Returns the verdict on an entry of the producer `name`. After NEW the entry counts as in flight: the caller
+        must pass the entry to the log, or call `on_publish_failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -363,8 +366,8 @@ class DedupCore:
         return judge_sequence_range(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """Called when an entry was stored at `position`, after all entries that are known: one that was NEW, or one
-        that is replayed."""
+        """Called when an entry was stored at `position`, after all entries that are known. The entry had the verdict
+        NEW, or it is replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -392,8 +395,8 @@ class DedupCore:
             del self._pushed[name]
 
     def on_publish_failed(self, name: str) -> None:
-        """Called when an entry that was NEW is not in the log, or may not be. The caller must disconnect the producer,
-        so that no later entry is stored before this one is sent again."""
+        """Called when an entry with the verdict NEW is not in the log, or may not be in it. The caller must disconnect
+        the producer, so that no later entry is stored before this entry is sent again."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
@@ -413,7 +416,7 @@ class DedupCore:
 
     # ------------------------------------------------------------------ entries of transactions
     def judge_stored_sequence(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry from stored entries alone. The entry does not count as in flight."""
+        """Returns the verdict on an entry by stored entries alone. The entry does not count as in flight afterwards."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -423,14 +426,14 @@ class DedupCore:
         return self._judge_gap(persisted, pushed, numbers)
 
     def on_uncommitted_stored(self, position: Position) -> None:
-        """Called when an entry was stored at `position` whose sequence ids do not count, or not yet: it is in a
-        transaction (transactions_core.py)."""
+        """Called when an entry of a transaction was stored at `position`: its sequence ids do not count, or count only
+        later (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def add_aborted_sequence_gaps(self, numbers: Mapping[str, BitMap64]) -> None:
-        """Adds the sequence ids that each producer sent in an aborted transaction to its gaps: they are not in the
-        log."""
+        """Adds the sequence ids that each producer sent in an aborted transaction to the gaps of the producer, because
+        the log does not contain them."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -444,8 +447,8 @@ class DedupCore:
     def on_transaction_committed(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT
     ) -> None:
-        """Called when a transaction was committed: the progress in `numbers` counts from now on, and the ids in `sent`
-        are no longer gaps."""
+        """Called when a transaction was committed: the progress in `numbers` counts from now on, and the sequence ids
+        in `sent` are no longer gaps."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
@@ -473,8 +476,8 @@ class DedupCore:
             self._away[name] = now
 
     def expire_producers(self, now: float, *, inactive_s: float, producers_max: int) -> None:
-        """Drops the state of producers that left at least `inactive_s` ago; while more than `producers_max` producers
-        are away, also that of those that left first."""
+        """Removes the state of producers that left at least `inactive_s` seconds ago. While more than `producers_max`
+        producers are away, also removes the state of the producers that left first."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -486,7 +489,7 @@ class DedupCore:
                 self.forgotten += 1
 
     def last_sequence_id(self, name: str) -> int:
-        """Returns the highest sequence id of the producer that is stored; -1 if none is known."""
+        """Returns the highest stored sequence id of the producer; -1 if none is known."""
         return self._persisted.get(name, NOTHING).number
 
     def is_idle(self, name: str) -> bool:
@@ -496,8 +499,8 @@ class DedupCore:
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """Turns deduplication on from the next entry. The state of producers that are not connected is dropped, because
-        their sequence ids may have decreased while it was off."""
+        """Turns deduplication on, from the next entry on. Removes the state of producers that are not connected,
+        because their sequence ids may have decreased while deduplication was off."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()
@@ -514,11 +517,12 @@ class DedupCore:
 
     @property
     def progress_by_producer(self) -> Mapping[str, SequenceProgress]:
+        """Returns the progress of each producer by stored entries, by producer name."""
         return self._persisted
 
     def check(self) -> None:
-        """Checks that entries in flight are at or above the stored ones, that no connected producer is listed as away,
-        and that all other known producers are."""
+        """Raises AssertionError unless entries in flight are not below the stored ones, no connected producer is listed
+        as away, and all other known producers are listed as away."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:

@@ -43,7 +43,8 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class TopicMaintenance:
-    """The periodic maintenance of one loaded topic."""
+    """The maintenance of one loaded topic, which runs from time to time: expires messages, applies the backlog quota,
+    trims ledgers, deletes idle subscriptions."""
 
     __slots__ = (
         "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted",
@@ -66,18 +67,18 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def must_hold_producers(self) -> bool:
-        """Returns True if producers get no credit because the backlog quota is exceeded."""
+        """Returns True if producers must wait (they get no credit), because the backlog exceeds the quota."""
         return self.quota is BacklogQuotaState.HOLD
 
     def publish_refusal(self) -> MagnetarError | None:
-        """Returns the error with which publishes are refused because the backlog quota is exceeded; None if they are
-        not refused."""
+        """Returns the error with which the topic refuses publishes because the backlog exceeds the quota; None if the
+        topic does not refuse them."""
         if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def is_inactive(self) -> bool:
-        """Returns True if the topic has been unused for as long as the policy allows, and is to be deleted."""
+        """Returns True if the topic has been unused for as long as the policy allows, so that it must be deleted."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.connected_client_count or topic.transactions.open_transactions:
             self._unused_since = now
@@ -90,8 +91,8 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ a look
     async def run_due(self) -> None:
-        """Runs all `STEPS`. A step that fails is logged, and the others go on, so that bookies that do not answer do
-        not prevent trimming."""
+        """Runs all maintenance `STEPS`. The error of a step is logged, and the other steps run nevertheless, so that
+        bookies that do not answer do not prevent trimming."""
         for step in STEPS:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
@@ -114,7 +115,7 @@ class TopicMaintenance:
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
         """Acknowledges, for the subscription, the messages that arrived more than `seconds` ago. Returns the number of
-        entries."""
+        acknowledged entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_arrival_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -125,8 +126,9 @@ class TopicMaintenance:
         return await self.skip_whole_messages(subscription, log.shape.before(place.position))
 
     async def skip_whole_messages(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to `mark`, and the later chunks of a message that has chunks on both sides of it.
-        Returns an estimate of the entries up to `mark` that were not acknowledged before."""
+        """Acknowledges everything up to `mark` for the subscription. If a chunked message has chunks on both sides of
+        `mark`, also acknowledges its later chunks. Returns an estimate of the entries up to `mark` that were not
+        acknowledged before."""
         entries = self.skip_to(subscription, mark)
         if entries:
             log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
@@ -134,8 +136,8 @@ class TopicMaintenance:
         return entries
 
     def skip_to(self, subscription: Subscription, mark: Position) -> int:
-        """Acknowledges everything up to `mark`. Returns an estimate of the entries that were not acknowledged
-        before."""
+        """Acknowledges everything up to `mark` for the subscription. Returns an estimate of the entries that were not
+        acknowledged before."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
             return 0
@@ -163,8 +165,9 @@ class TopicMaintenance:
         return known[1]
 
     def oldest_arrival_ms_in_memory(self, subscription: Subscription) -> int:
-        """Returns the same as `oldest_arrival_ms`, without reading an entry: where one would have to be read, the time
-        that was read last, of a message that was acknowledged since; 0 if there is none or nothing is known."""
+        """Returns the arrival time of the subscription's oldest unacknowledged message, as `oldest_arrival_ms` does,
+        but without reading an entry. If an entry would have to be read, returns the time that was read last, although
+        its message was acknowledged since; 0 if there is no unacknowledged message, or no time is known."""
         log = self._topic.readable_log(uncommitted=subscription.reads_uncommitted)
         position = log.shape.next_existing(log.shape.after(subscription.cursor.mark))
         if not log.shape.is_readable(position):
@@ -228,12 +231,12 @@ class TopicMaintenance:
             self._topic.on_backlog_quota_changed()
 
     async def run_parts(self) -> None:
-        """Has each part of the topic start the work that is due (`TopicPart.run_due`)."""
+        """Calls `TopicPart.run_due` of each part of the topic, which starts the work that is due."""
         for part in self._topic.parts:
             part.run_due(self._topic.applied)
 
     async def roll(self) -> None:
-        """Rolls an idle ledger, so that trimming can delete it."""
+        """Begins a new ledger if the present one is idle, so that trimming can delete the idle one."""
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
@@ -245,10 +248,11 @@ class TopicMaintenance:
             await log.roll()
 
     async def trim(self) -> None:
+        """Deletes the ledgers of the topic that no holder needs."""
         await self._topic.trim()
 
     async def delete_idle_subscriptions(self) -> None:
-        """Deletes durable subscriptions that have had no consumer for the time of the policy."""
+        """Deletes the durable subscriptions that had no consumer for as long as the policy allows."""
         limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
         names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
         self._idle = {name: self._idle.get(name, now) for name in sorted(names)}
@@ -267,7 +271,7 @@ STEPS = (
 
 
 async def run_maintenance(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """Runs the maintenance of all topics that `topics` returns, `at_once` of them at a time."""
+    """Runs the maintenance of all topics that the function `topics` returns, of `at_once` topics at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await run_together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

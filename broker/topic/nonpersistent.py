@@ -61,7 +61,8 @@ IN_FLIGHT_BYTES = 4 << 20
 
 
 class RecentEntries:
-    """The entries in flight of a non-persistent topic, in memory: the SegmentReader of its log."""
+    """The entries in flight of a non-persistent topic, in memory. They are read through this object, the SegmentReader
+    of its log."""
 
     def __init__(self, shape: LogShape) -> None:
         self._shape = shape
@@ -76,7 +77,8 @@ class RecentEntries:
 
     @property
     def oldest_position(self) -> PositionOfIndex:
-        """Returns the position of the oldest entry in flight; the position after the last entry if none is."""
+        """Returns the position of the oldest entry in flight; the position after the last entry if no entry is in
+        flight."""
         if self._entries:
             return PositionOfIndex(self._entries[0].position, self._entries[0].first_index)
         return self._end_position
@@ -112,8 +114,8 @@ class RecentEntries:
         return self.message_index_at(self._shape.after(mark))
 
     def message_index_at(self, position: Position) -> int:
-        """Returns the index of the first message of the entry at `position`. If that entry was dropped, returns the
-        index of the oldest entry in memory."""
+        """Returns the index of the first message of the entry at `position`. If that entry was dropped from memory,
+        returns the index of the first message of the oldest entry in memory."""
         found = self.read_cached(position, 1, 1)
         if found:
             return found[0].first_index
@@ -139,8 +141,8 @@ class RecentEntries:
 
 
 class NonPersistentLog:
-    """The Log of a non-persistent topic: one ledger in memory alone. Its ledger id is the time at which it was made, so
-    that no id is used twice."""
+    """The Log of a non-persistent topic: a single ledger that is in memory only. Its ledger id is the time of its
+    creation, so that no id is used twice."""
 
     is_compacted = False
     record = TopicRecord()
@@ -210,7 +212,7 @@ class NonPersistentLog:
         self._of.on_entries_confirmed()
 
     def removed_entries(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns (): a non-persistent topic is not compacted."""
+        """Returns (), because a non-persistent topic is not compacted."""
         return ()
 
     async def is_ours(self) -> bool:
@@ -220,7 +222,7 @@ class NonPersistentLog:
         """Does nothing, because the log always has its one ledger."""
 
     async def roll(self) -> None:
-        """Does nothing: there is only one ledger."""
+        """Does nothing, because the log has only one ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
@@ -228,7 +230,7 @@ class NonPersistentLog:
     async def commit_fields(
         self, *, together: Sequence[NodeUpdate] = (), within: bool = False, **fields: object
     ) -> None:
-        """Sets fields of the record in memory, until the topic ends: nothing is stored."""
+        """Sets fields of the topic's record in memory. Stores nothing: the values are lost when the topic ends."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
@@ -247,7 +249,7 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """A subscription to a non-persistent topic. Entries that its consumers cannot get in time are dropped."""
+    """A subscription to a non-persistent topic. Entries that its consumers cannot receive in time are dropped."""
 
     pump: NonPersistentPump
 
@@ -265,7 +267,8 @@ class NonPersistentSubscription(Subscription):
 
 
 class NonPersistentPump(DeliveryPump):
-    """Delivers the entries in memory, and counts those that were dropped before delivery."""
+    """Delivers the entries in memory to the consumers of a subscription, and counts the entries that were dropped
+    before delivery."""
 
     __slots__ = ("_next_index", "_of", "_recent")
 
@@ -278,8 +281,8 @@ class NonPersistentPump(DeliveryPump):
         self._next_index = log.shape.end_index
 
     def continue_after(self, mark: Position, next_index: int) -> None:
-        """Continues delivery after `mark`, and counts everything up to `mark` as acknowledged. `next_index`: the index
-        of the first message after `mark`."""
+        """Continues the delivery after the position `mark`, and counts everything up to `mark` as acknowledged.
+        `next_index`: the index of the first message after `mark`."""
         self._of.cursor.seek(mark)
         self._of.dispatcher.seek()
         self._next_index = next_index
@@ -297,7 +300,8 @@ class NonPersistentPump(DeliveryPump):
 
 
 class NonPersistentStorage(msgspec.Struct, frozen=True):
-    """The Storage of a non-persistent topic: subscriptions begin at the end, and exist in memory alone."""
+    """Creates the log and the subscriptions of a non-persistent topic. Subscriptions begin at the end of the topic, and
+    exist in memory only."""
 
     world: World
     config: BrokerConfig

@@ -74,11 +74,11 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class DamagedOutcomes(ValueError):
-    """Raised if bytes are no valid (piece of a) snapshot of transactions."""
+    """Raised if bytes are not a valid snapshot of the transactions of a topic, or not a valid piece of a snapshot."""
 
 
 class OutcomesPartRow(NamedTuple):
-    """The place of a part in the outcomes ledger, as a marker lists it."""
+    """The place of a part of a snapshot in the outcomes ledger. The marker of a snapshot lists these places."""
 
     sequence: int
     first_entry: int
@@ -86,7 +86,7 @@ class OutcomesPartRow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A decoded entry of an outcomes ledger."""
+    """One decoded entry of an outcomes ledger: a piece of a part or of a marker."""
 
     kind: int
     sequence: int
@@ -96,12 +96,12 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Returns True if this is the last piece of a marker, which completes a snapshot."""
+        """Returns True if this is the last piece of a marker. With this piece the snapshot is complete."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
 
 class Marker(NamedTuple):
-    """The marker that ends a snapshot: it lists the valid parts."""
+    """The end of a snapshot of the transactions of a topic. It lists the parts that are valid."""
 
     position: Position
     open: tuple[OpenTxn, ...]
@@ -136,14 +136,14 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 # ------------------------------------------------------------------------------------------ encoding
 def encode_part(ledger_id: int, part: AbortedEntriesOfLedger, sequence: int) -> list[bytes]:
-    """Returns the entries of the part, in the order in which they are to be appended."""
+    """Returns the entries that store the part, in the order in which they must be appended."""
     part.entries.run_optimize()
     stored = _Part(ledger_id, part.entries.serialize(), part.indexes.serialize(), part.size)
     return _pieces(PART, sequence, msgspec.msgpack.encode(stored))
 
 
 def encode_marker(marker: Marker, sequence: int) -> list[bytes]:
-    """Returns the entries of the marker, in the order in which they are to be appended."""
+    """Returns the entries that store the marker, in the order in which they must be appended."""
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
     opened = [_open(each) for each in marker.open]
     stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended))
@@ -187,7 +187,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def decode_marker(pieces: Sequence[Piece]) -> Marker:
-    """Returns the marker that consists of these pieces. Raises DamagedOutcomes if it is damaged."""
+    """Returns the marker that consists of these pieces. Raises DamagedOutcomes if the marker is damaged."""
     try:
         found = msgspec.msgpack.decode(b"".join(each.body for each in pieces), type=_Marker)
         opened = tuple(
@@ -209,8 +209,8 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
 
 
 def decode_part(ledger_id: int, row: OutcomesPartRow, pieces: Sequence[Piece]) -> AbortedEntriesOfLedger:
-    """Returns the part at the place `row`. Raises DamagedOutcomes if the pieces are damaged, or belong to another
-    part."""
+    """Returns the part that is stored at the place `row`. Raises DamagedOutcomes if the pieces are damaged, or belong
+    to another part."""
     for number, each in enumerate(pieces):
         if each[:4] != (PART, row.sequence, number, row.pieces):
             raise DamagedOutcomes(f"the part of ledger {ledger_id} is not at entry {row.first_entry}")
@@ -237,8 +237,8 @@ STALE_ENTRIES = 10_000
 
 
 class OutcomesLedger:
-    """The ledger with the stored outcomes of transactions, of a loaded topic that has seen a transaction. `core` must
-    be set before the first call of `schedule_write`."""
+    """Stores the outcomes of the transactions of a loaded topic in a ledger. Exists for a topic that has seen a
+    transaction. `core` must be set before the first call of `schedule_write`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -270,8 +270,8 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
-        """Returns the last stored snapshot. The log must be taken over before. Raises Unavailable if bookies do not
-        answer."""
+        """Returns the last stored snapshot of the topic's transactions. `place`: the ledger that the topic's record
+        names. The log must be taken over before. Raises Unavailable if bookies do not answer."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -301,7 +301,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def schedule_write(self) -> None:
-        """Schedules a write, because an outcome is not stored yet."""
+        """Starts a write of the outcomes soon, because an outcome is not stored yet."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -309,8 +309,8 @@ class OutcomesLedger:
             self._timer = self._loop.call_later(OUTCOME_DELAY_S, self._start)
 
     async def wait_durable(self) -> None:
-        """Waits until every outcome before the call is stored. Raises NotOwner if the topic has ended at this
-        broker."""
+        """Waits until every outcome that was known before the call is stored. Raises NotOwner if the topic has ended at
+        this broker."""
         version = self.core.version
         if self.version >= version:
             return
@@ -323,8 +323,8 @@ class OutcomesLedger:
         await future
 
     def write_outcomes_if_lagging(self) -> None:
-        """Starts a write if a large part of the log is after the position of the last one: that part cannot be trimmed,
-        and the next load replays it."""
+        """Starts a write of the outcomes if a large part of the log is after the position of the last write. That part
+        of the log cannot be trimmed, and the next load of the topic replays it."""
         shape = self._log.shape
         if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
@@ -419,7 +419,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Stops writing. Callers that wait for a write get NotOwner."""
+        """Stops the writes of outcomes. Callers that wait for a write get NotOwner."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -433,8 +433,8 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """Writes once more, if a ledger is open, so that the next load replays little. Must be called after the log was
-        closed."""
+        """Writes the outcomes a last time, if a ledger is open, so that the next load of the topic replays little. Must
+        be called after the log was closed."""
         self.stop()
         await self._tasks.drain()
         try:

@@ -40,44 +40,47 @@ UNNUMBERED = -1
 
 
 class PublishOutcomes(Protocol):
-    """The port for the outcomes of a producer's entries. No method may wait or raise."""
+    """The port through which a producer reports the outcomes of its entries to its connection. No method may wait or
+    raise."""
 
     def on_duplicate(self, sequence_id: int) -> None:
-        """Called when the entry is a duplicate of a stored entry. The position of the stored entry is not known."""
+        """Called when the entry is a duplicate of an entry that is stored already. The position of the stored entry is
+        not known."""
         ...
 
     def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Called when the entry is not stored, or may not be. `sequence_id`: UNNUMBERED if none can be read from the
-        entry."""
+        """Called when the entry is not stored, or when it is not known whether it is stored. `sequence_id`: UNNUMBERED
+        if the entry's sequence id cannot be read."""
         ...
 
     def on_closed(self, error: MagnetarError) -> None:
-        """Called when the broker closes the producer with `error`; entries get no outcome after that."""
+        """Called when the broker closes the producer with `error`. No outcome of an entry is reported after that."""
         ...
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Called when entries in flight wait longer than usual for their outcome, with the reason; perhaps again for
-        another reason. Their outcomes follow."""
+        """Called when entries in flight wait longer than usual for their outcome. `error`: the reason. May be called
+        again with another reason. The outcomes of the entries follow later."""
         ...
 
 
 class ProducerOutlet(PublishOutcomes, Protocol):
-    """The port for the outcomes of a producer's entries, and for the bytes that are no longer in flight."""
+    """The port through which a producer reports the outcomes of its entries, and the bytes that are no longer in
+    flight."""
 
     def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """Called when the entry is stored at `position`: its `size` bytes are no longer in flight. `index`: that of its
-        last message."""
+        """Called when the entry is stored at `position`: its `size` bytes are no longer in flight. `index`: the index
+        of its last message."""
         ...
 
     def on_bytes_freed(self, size: int) -> None:
-        """Called when an entry of `size` bytes that was given to the log is no longer in flight, without a call of
-        `on_stored`. Its outcome, if it gets one, comes after that."""
+        """Called when an entry of `size` bytes that was given to the log is no longer in flight, and `on_stored` was
+        not called for the entry. If the entry gets another outcome, it is reported after this call."""
         ...
 
 
 class Producer:
-    """A connected producer (see the head of the module). `id` is unique in the process. `epoch`: the topic's epoch,
-    while this producer has exclusive access to the topic."""
+    """A producer that is connected to a topic (see the head of the module). `id` is unique in the process. `epoch`: the
+    epoch of the topic, while this producer has exclusive access to the topic."""
 
     __slots__ = (
         "_dedup",
@@ -143,7 +146,8 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """Returns the producer's highest stored sequence id, also in an open transaction; -1 if none is known."""
+        """Returns the highest stored sequence id of the producer, including entries in open transactions; -1 if none is
+        known."""
         return max(self._dedup.core.last_sequence_id(self.name), self.transactions.last_sequence_id(self.name))
 
     @property
@@ -153,9 +157,9 @@ class Producer:
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | EventBeforePublish:
-        """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
-        closed; an EventBeforePublish if nothing was done: the caller must publish the entry again after that event,
-        before any later entry. No reference to `client_part` is kept."""
+        """Publishes an entry. Returns True if the entry was given to the log; False if the entry has its outcome
+        already, or the producer is closed; an EventBeforePublish if nothing was done: the caller must publish the entry
+        again after that event, before any later entry. Keeps no reference to `client_part`."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
@@ -236,7 +240,8 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry with `error`, after all earlier entries have their outcome. Returns False."""
+        """Refuses the entry with `error`, after all earlier entries have got their outcome. Returns False, as `publish`
+        does for an entry that was not given to the log."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
@@ -328,7 +333,8 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """Closes the producer and passes `error` to its outlet. Entries in flight get no outcome."""
+        """Closes the producer and passes `error` to its outlet (the port to its connection). Entries in flight get no
+        outcome."""
         if self.close_error is None:
             self.close_error = error
             self._outlet.on_closed(error)
@@ -356,7 +362,7 @@ Step = Callable[[], bool]
 
 
 class PublishGate:
-    """The gate of one topic, at which publishes wait for rates and the backlog quota."""
+    """The gate of one topic: publishes wait at the gate while a publish rate or the backlog quota demands it."""
 
     __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
@@ -370,12 +376,12 @@ class PublishGate:
 
     @property
     def rate_limited_count(self) -> int:
-        """Returns how often a publish rate of the topic made a producer wait."""
+        """Returns how many times a publish rate of the topic made a producer wait."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
     def is_limited(self) -> bool:
-        """Returns True if a publish rate is set for the topic or the broker, so that publishes must be reported to
+        """Returns True if the topic or the broker has a publish rate, so that publishes must be reported to
         `count_published`."""
         own, of_broker = self.rates
         return own.limited or of_broker.limited
@@ -388,7 +394,7 @@ class PublishGate:
 
     @property
     def must_wait(self) -> bool:
-        """Returns True if an entry that arrives now has to wait at the gate."""
+        """Returns True if an entry that arrives now must wait at the gate."""
         if self._held():
             return True
         own, of_broker = self.rates
@@ -397,21 +403,21 @@ class PublishGate:
         return any(rate.limited and rate.delay_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def queue_until_gate_opens(self, step: Step) -> None:
-        """Queues `step`, which publishes one entry. It is called when the gate is open, in turn with others, until it
-        returns False."""
+        """Queues the function `step`, which publishes one entry. When the gate is open, `step` is called in turn with
+        other steps, until it returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None
         self._arm()
 
     def remove(self, step: Step) -> None:
-        """Removes `step` from the queue of publishes that wait. Idempotent."""
+        """Removes the function `step` from the queue of publishes that wait. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
     def resume_queued_publishes(self) -> None:
-        """Calls the queued steps as long as the gate is open, in slices. Must be called when the quota or a rate has
-        changed."""
+        """Calls the queued functions as long as the gate is open, in time slices. Must be called when the quota or a
+        rate has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -20,7 +20,7 @@ from .admission_core import backlog_bytes
 
 
 class BrokerRateLimits:
-    """The publish and dispatch rates of a broker, which all of its topics share."""
+    """The limits of the publish rate and the dispatch rate of a broker, which all of its topics share."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -42,8 +42,8 @@ NO_TRAFFIC = (NO_RATES, (0, 0, 0, 0))
 
 
 class TopicStatistics:
-    """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers,
-    redeliveries included."""
+    """Counts the traffic of a topic since it was loaded. `…_in`: messages that were published and stored; `…_out`:
+    messages that were delivered to consumers, including redeliveries."""
 
     __slots__ = (
         "_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out", "walked",
@@ -59,17 +59,18 @@ class TopicStatistics:
         self._rated_at = self._clock.monotonic()
 
     def record_published(self, messages: int, size: int) -> None:
-        """Counts messages that were published and stored."""
+        """Adds messages to the counters of published and stored messages."""
         self.messages_in += messages
         self.bytes_in += size
 
     def record_delivered(self, messages: int, size: int) -> None:
-        """Counts messages that were delivered to consumers."""
+        """Adds messages to the counters of messages that were delivered to consumers."""
         self.messages_out += messages
         self.bytes_out += size
 
     def rates(self) -> TrafficRates:
-        """Returns the traffic per second since the last call; within a second of it, the same rates again."""
+        """Returns the traffic per second since the last call of this method. If the last call was less than a second
+        ago, returns the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
@@ -87,20 +88,22 @@ class TopicStatistics:
 
 
 async def count_unacknowledged(log: ReadableLog, subscription: Subscription) -> int:
-    """Returns the number of messages that the subscription has not acknowledged. Batches after the mark that are
-    acknowledged as a whole are subtracted as one message each; the rest is exact."""
+    """Returns the number of messages that the subscription has not acknowledged. A batch after the mark that is
+    acknowledged as a whole is subtracted as one message; the rest is exact."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
 def cached_backlog_size(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns the same as `count_unacknowledged`, without reading an entry; None if one would have to be read."""
+    """Returns the number of messages that the subscription has not acknowledged, as `count_unacknowledged` does, but
+    without reading an entry; None if an entry would have to be read."""
     after = log.reader.cached_index_after(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
 def estimate_backlog(log: ReadableLog, subscription: Subscription) -> int:
-    """Returns the same as `count_unacknowledged`, without reading an entry: where one would have to be read, the
-    messages of its ledger are taken as spread evenly over its entries."""
+    """Returns an estimate of the number of messages that the subscription has not acknowledged. Reads no entry: where
+    `count_unacknowledged` would have to read one, the messages of its ledger are taken as spread evenly over its
+    entries."""
     shape, mark = log.shape, subscription.cursor.mark
     after = log.reader.cached_index_after(mark)
     if after is None:
@@ -123,8 +126,8 @@ PEEK_BYTES_MAX = 8 << 20
 
 
 async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """Returns the next entries that are not acknowledged, until they contain `messages` messages or PEEK_BYTES_MAX
-    bytes; at least one if there is any."""
+    """Returns the next entries that the subscription has not acknowledged, until they contain `messages` messages or
+    PEEK_BYTES_MAX bytes; at least one entry if there is any."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, EventLoopSlices(log.world.clock)
     position = shape.after(subscription.cursor.mark)
     while messages > 0 and shape.is_readable(
@@ -143,9 +146,9 @@ async def peek_backlog(log: ReadableLog, subscription: Subscription, messages: i
 
 
 async def skip_messages(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """Acknowledges the next `messages` messages (-1: all), durably, except those that are pending in a transaction.
-    Each chunk counts as one message, as in the size of the backlog; if the last one is a chunk, all chunks of its
-    message are acknowledged."""
+    """Acknowledges the next `messages` messages of the subscription (-1: all messages), durably, except those with a
+    pending acknowledgement in a transaction. Each chunk counts as one message, as in the size of the backlog; if the
+    last message is a chunk, all chunks of its message are acknowledged."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
@@ -184,7 +187,7 @@ class Backlog(NamedTuple):
 async def analyze_backlog(
     log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX
 ) -> Backlog:
-    """Returns the size of the subscription's backlog. Reads about `entries_max` entries at most."""
+    """Returns the size of the subscription's backlog, after reading its entries, about `entries_max` at most."""
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -219,8 +222,9 @@ async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span
 
 
 async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
-    """Returns the entry that contains the n-th message (`number`, from 1) of the topic, counted from the oldest or the
-    newest, and the message's batch index. Raises NotFound if the topic has fewer messages."""
+    """Returns the entry that contains the n-th message of the topic (`number`, from 1), and the batch index of the
+    message. Messages are counted from the oldest one, or, if `from_latest` is True, from the newest one. Raises
+    NotFound if the topic has fewer messages."""
     shape = log.shape
     count = shape.count_messages_from(shape.first_index)
     if not 1 <= number <= count:
@@ -231,7 +235,7 @@ async def find_nth_message(log: ReadableLog, number: int, *, from_latest: bool) 
 
 
 async def read_message(log: ReadableLog, position: Position) -> StoredEntry:
-    """Returns the entry at `position`. Raises NotFound if there is none, or it was trimmed."""
+    """Returns the entry at `position`. Raises NotFound if there is no entry, or if it was trimmed."""
     if not log.shape.is_readable(position) or log.shape.lost_run_end(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.read_entry(position)

@@ -47,25 +47,25 @@ class Storage(Protocol):
     def create_log(self, topic: Topic) -> Log: ...
 
     async def open_subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
-        """Opens the stored subscriptions and returns them. The log must be taken over before. `shape`: that of a
-        consumer which reads the compacted form, since marks may be positions of that."""
+        """Opens the stored subscriptions of a topic and returns them. The log must be taken over before. `shape`: the
+        shape for a consumer that reads the compacted form, because marks may be positions of the compacted form."""
 
     async def create(
         self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         """Creates a subscription that has acknowledged everything up to `mark` (None: up to the end of the topic).
-        Returns it."""
+        Returns the subscription."""
 
     def make_nondurable_subscription(
         self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool
     ) -> Subscription:
-        """Returns a non-durable subscription, which ends with its last consumer. `tracks`: False for a reader, whose
-        deliveries are not outstanding and never redelivered."""
+        """Returns a new non-durable subscription, which ends with its last consumer. `tracks`: False for a reader; the
+        messages that a reader receives are not outstanding and are never redelivered."""
 
 
 class DurableTopicStorage(msgspec.Struct, frozen=True):
-    """The Storage of a persistent topic: its log and its subscriptions are on bookies, their records in the
-    metadata."""
+    """Creates the log and the subscriptions of a persistent topic. Their entries and cursors are on bookies, their
+    records in the metadata."""
 
     world: World
     metadata: MetadataStore
@@ -172,7 +172,8 @@ Ask = Callable[[TxnId], Awaitable[ReportedTransaction]]
 
 
 class DeletionTransactions:
-    """Checks, and aborts, the open transactions of a topic before it is deleted. Asks their coordinators."""
+    """Checks the open transactions of a topic before the topic is deleted, and aborts them. Asks the coordinators of
+    the transactions."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -180,14 +181,14 @@ class DeletionTransactions:
         self._clock, self._name, self._coordinators = clock, name, coordinators
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
-        """Raises TransactionsOpen if one of these transactions forbids to delete the topic; changes nothing. `force`:
-        only prepared ones forbid it."""
+        """Raises TransactionsOpen if one of the transactions `txns` forbids to delete the topic. Changes nothing.
+        `force`: only a prepared transaction forbids it."""
         found = await self._answers(txns, self._coordinators.get_reported_transaction)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:
-        """Aborts the open ones of these transactions, and waits until each has an outcome. Raises TransactionsOpen if
-        one was prepared in the meantime: a prepared transaction is not aborted."""
+        """Aborts the open transactions among `txns`, and waits until each of them has an outcome. Raises
+        TransactionsOpen if one was prepared in the meantime, because a prepared transaction is not aborted."""
         self._refuse(await self._answers(txns, self._coordinators.abort_open))
 
     def _refuse(self, found: Sequence[ReportedTransaction]) -> None:

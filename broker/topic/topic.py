@@ -76,8 +76,8 @@ round trips. The next owner delivers again what comes later."""
 
 
 class Topic:
-    """A loaded topic at its owner. `storage` creates its log and its subscriptions; its `parts` are called in their
-    order."""
+    """A topic that is loaded at its owner. `storage` creates its log and its subscriptions; the methods of its `parts`
+    are called in the order of `parts`."""
 
     __slots__ = (
         "_broker_rates",
@@ -150,8 +150,8 @@ class Topic:
 
     @property
     def incarnation(self) -> int:
-        """Returns when the topic was created (ms since the epoch; 0: not known), which distinguishes it from deleted
-        topics of the same name."""
+        """Returns the time at which the topic was created (ms since the epoch; 0: not known). It distinguishes the
+        topic from deleted topics of the same name."""
         return self.log.record.created_ms
 
     @property
@@ -182,7 +182,8 @@ class Topic:
             subscription.pump.wake()
 
     def on_backlog_quota_changed(self) -> None:
-        """Called when the state of the backlog quota has changed: waiting producers continue if they may."""
+        """Called when the state of the backlog quota has changed: producers that wait continue if the new state permits
+        it."""
         self.gate.resume_queued_publishes()
 
     async def _replication(self) -> Replication:
@@ -192,10 +193,12 @@ class Topic:
 
     # ------------------------------------------------------------------ loading
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes the topic over. If it does not exist, awaits `create()` first, which creates it.
+        """Takes the topic over, so that only this broker serves it. If the topic does not exist, awaits `create()`
+        first, which creates it.
 
         Raises TopicNotFound if the topic does not exist and `create` is None; NotOwner if another broker was faster;
-        DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer."""
+        DataLost if a ledger is lost; Unavailable if bookies or the metadata do not answer.
+        """
         try:
             await self.log.open(create)
             for part in self.parts:
@@ -209,8 +212,8 @@ class Topic:
             raise
 
     def on_entries_confirmed(self) -> None:
-        """Called when entries were confirmed: wakes the subscriptions. While an open transaction hides the entries,
-        only those that read uncommitted ones are woken."""
+        """Called when entries were confirmed: wakes the subscriptions, which deliver them. While an open transaction
+        hides the entries, wakes only the subscriptions that read uncommitted entries."""
         core = self.transactions.core
         waits = core is not None and core.first_unended_position is not None and core.stable == self._woken_at
         if core is not None:
@@ -220,20 +223,21 @@ class Topic:
                 subscription.pump.wake()
 
     def deliver_before_cache_eviction(self) -> None:
-        """Called when the log is about to drop entries from memory: delivers them at once."""
+        """Called when the log is about to evict entries from memory: the subscriptions deliver these entries at
+        once."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.pump.deliver_available_entries()
 
     def on_delayed_entry_stored(self, position: Position, at_ms: int) -> None:
-        """Called when a new entry has a delivery time: each subscription holds it back until `at_ms` (ms since the
-        epoch)."""
+        """Called when a new entry at `position` has a delivery time: each subscription holds the entry back until
+        `at_ms` (ms since the epoch)."""
         for subscription in self.subscriptions.values():
             subscription.pump.hold_entry_until(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """Raises NotAllowed if the delivery time `at_ms` is later than the policy allows. (Subscription types that do
-        not delay deliver the entry at once.)"""
+        """Raises NotAllowed if the delivery time `at_ms` (ms since the epoch) is later than the policy allows. (A
+        subscription type that does not delay messages delivers the entry at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -241,22 +245,24 @@ class Topic:
             )
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """Returns the shape of the topic for a consumer that reads the compacted form, or for one that does not."""
+        """Returns the shape of the topic for a consumer: if `compacted` is True, the shape of the compacted form, else
+        that of the log."""
         return self.readable_log(compacted=compacted).shape
 
     def readable_log(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
-        """Returns the log as a consumer reads it: the compacted form, or all stored entries (`uncommitted`), or else
-        the committed ones."""
+        """Returns the log that a consumer reads: the compacted form (`compacted`), all stored entries (`uncommitted`),
+        or else the committed entries."""
         if compacted:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
     def choose_log_of_subscription(self, subscription: Subscription, *, compacted: bool) -> None:
-        """Sets the log that the subscription reads, for a consumer that joins: by `compacted`, and by the isolation
-        level, which must be set before. Raises ConsumerBusy if connected consumers read another one.
+        """Sets the log that the subscription reads, for a consumer that joins. The choice depends on `compacted` and on
+        the isolation level, which must be set before. Raises ConsumerBusy if connected consumers read another log.
 
-        With the first consumer that reads the compacted form, the subscription skips what compactions have removed up
-        to then."""
+        With the first consumer that reads the compacted form, the subscription skips the entries that compactions have
+        removed up to then.
+        """
         wanted = self.readable_log(compacted=compacted, uncommitted=subscription.reads_uncommitted)
         if subscription.consumers:
             if subscription.reads_compacted != compacted:
@@ -279,8 +285,8 @@ class Topic:
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def find_subscription(self, name: str) -> Subscription:
-        """Returns the subscription of that name. Raises SubscriptionNotFound if there is none; in a persistent topic,
-        only durable ones are found."""
+        """Returns the subscription `name`. Raises SubscriptionNotFound if there is none. In a persistent topic only
+        durable subscriptions are found."""
         found = self.subscriptions.get(name)
         if found is None or (self.name.persistent and not found.is_durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
@@ -288,31 +294,33 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Settles transactions. Returns for each, once its outcome is durable here, None or an error (transactions.py).
-        Raises NotOwner if the topic has ended at this broker."""
+        """Settles transactions at this topic. Returns one value for each settlement, as soon as the outcome is stored
+        durably: None, or an error (transactions.py). Raises NotOwner if the topic has ended at this broker."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 
     def merge_sequence_ids(self, end: TxnEnd) -> None:
-        """Passes the sequence ids of a transaction that has ended to deduplication."""
+        """Tells deduplication the sequence ids of a transaction that has ended. `end`: the effect of the transaction's
+        end."""
         self.dedup.on_transaction_ended(end.numbers, end.sent, end.back)
 
     def hide_uncommitted_entries(self, core: Transactions) -> None:
-        """Has all consumers read committed entries only, from the topic's first transaction on."""
+        """Has all consumers read committed entries only. Called with the topic's first transaction."""
         self.shown = CommittedView(self.log, core)
         self.compaction.hide_uncommitted_entries(self.shown)
         for each in self.subscriptions.values():
             each.switch_log(self.readable_log(compacted=each.reads_compacted, uncommitted=each.reads_uncommitted))
 
     def on_outcomes_known(self) -> None:
-        """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions."""
+        """Called when the last stable position has moved, or entries were aborted: wakes the subscriptions, which
+        deliver what they may deliver now."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.on_outcomes_known()
 
     async def truncate(self) -> None:
-        """Acknowledges everything for each durable subscription, and deletes all ledgers but the one that is
+        """Acknowledges all messages for each durable subscription, and deletes all ledgers except the one that is being
         written."""
         await self.log.roll()
         for subscription in self.registry.durable_subscriptions():
@@ -330,16 +338,17 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unsubscribed_retention(self) -> Retention:
-        """Returns the retention of a topic without durable subscriptions. Returns no retention if the topic has one, or
-        is compacted: then the subscription or compaction keeps the messages."""
+        """Returns the retention of messages while the topic has no durable subscription. Returns no retention if the
+        topic has one, or is compacted, because then the subscription or the compaction keeps the messages."""
         durable = any(each.is_durable for each in self.subscriptions.values())
         if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns their ids. `retained` False:
-        also those that stay only because of retention, or because the topic has no subscription."""
+        """Deletes the ledgers that no holder needs (broker/log/log_shape_core.py). Returns the ids of the deleted
+        ledgers. `retained` False: also deletes the ledgers that stay only because of the retention, or because the
+        topic has no subscription."""
         async with self.registry.changing:
             if self._ended:
                 return []
@@ -360,14 +369,15 @@ class Topic:
         return gone
 
     def trim_limits(self) -> list[TrimLimit]:
-        """Returns what each durable subscription and each part no longer needs of the log."""
+        """Returns, for each durable subscription and each part of the topic, the part of the log that it no longer
+        needs."""
         cursors = [each.cursor.trim_limit for each in self.subscriptions.values() if each.is_durable]
         parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
-        """Returns (ledger id, why it stays), oldest first; instead of the reason None if the next trim deletes the
-        ledger."""
+        """Returns a pair for each ledger, oldest first: the ledger id, and the reason why the ledger stays; None
+        instead of a reason if the next trim deletes the ledger."""
         now_ms = self.world.clock.wall_ms()
         return list_reasons_to_keep_ledgers(
             self.log.shape, self.trim_limits(), self.retention(), now_ms, self.unsubscribed_retention()
@@ -376,12 +386,12 @@ class Topic:
     # ------------------------------------------------------------------ ending
     @property
     def is_ended(self) -> bool:
-        """Returns True if the topic has ended at this broker: it accepts no more requests."""
+        """Returns True if the topic has ended at this broker, so that it accepts no more requests."""
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner if the topic has ended at this broker. Its state may then be outdated, and a caller would
-        receive no further messages from it."""
+        """Raises NotOwner if the topic has ended at this broker. After its end the topic's state may be outdated, and a
+        caller would receive no further messages from the topic."""
         if self._ended or self.is_going or self.log.state is TopicState.LOST:
             next_owner = {"owner": self.moves_to} if self.moves_to else {}
             raise NotOwner(
@@ -389,14 +399,15 @@ class Topic:
             )
 
     def check_may_answer_end_of_topic(self) -> None:
-        """Must be called before a client gets the answer that it has reached the end of the topic. Raises NotOwner if
-        the topic has ended at this broker; Unavailable if another broker may have continued it by now."""
+        """Raises an error if a client must not be told that it has reached the end of the topic; must be called before
+        that answer. Raises NotOwner if the topic has ended at this broker; Unavailable if another broker may have
+        continued the topic by now."""
         self.check_open()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def abandon(self, error: MagnetarError) -> None:
-        """Stops all work at once, because another broker has the topic, or this one cannot serve it."""
+        """Stops all work at once, because another broker owns the topic, or because this broker cannot serve it."""
         if self._ended:
             return
         self._ended = True
@@ -410,7 +421,7 @@ class Topic:
         self._on_lost(self)
 
     def on_waiting(self, error: MagnetarError) -> None:
-        """Called while publishes wait for a ledger: notifies producers of the reason."""
+        """Called while publishes wait for a ledger: tells the producers the reason `error`."""
         for producer in self.producers:
             producer.on_waiting(error)
 
@@ -420,8 +431,8 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order. Its clients get `error` (by default NotOwner, so that they look the topic up
-        again). Idempotent."""
+        """Unloads the topic in order. Its clients get `error` (by default NotOwner, so that they look up the topic's
+        new owner). Idempotent."""
         async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await run_to_end(self._close(error or unloaded))
@@ -470,7 +481,8 @@ class Topic:
             )
 
     async def check_delete(self, *, force: bool) -> None:
-        """Raises Busy or TransactionsOpen if `delete` would. Changes nothing."""
+        """Raises the error, Busy or TransactionsOpen, with which `delete` would refuse to delete the topic now. Changes
+        nothing."""
         if not force:
             self._check_unused()
         await self.transactions.check_deletable(force=force)
@@ -506,8 +518,8 @@ class Topic:
 
 
 class ProducerRegistry:
-    """The producers of one topic: those that are registered, and those that wait for exclusive access. Iterating yields
-    all of them."""
+    """The producers of one topic: the registered ones, and the ones that wait for exclusive access. Iteration yields
+    both."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
@@ -524,9 +536,9 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: Producer) -> None:
-        """Registers the producer; first waits for exclusive access if its mode is WAIT_FOR_EXCLUSIVE. Raises
-        ProducerBusy or ProducerFenced if it may not join; BacklogQuotaExceeded if publishes are refused; NotOwner if
-        the topic has ended at this broker."""
+        """Registers the producer; if its access mode is WAIT_FOR_EXCLUSIVE, first waits for exclusive access. Raises
+        ProducerBusy or ProducerFenced if the producer may not join; BacklogQuotaExceeded if the topic refuses
+        publishes; NotOwner if the topic has ended at this broker."""
         topic = self._topic
         topic.check_open()
         refusal = topic.maintenance.publish_refusal()
@@ -616,7 +628,7 @@ class SubscriptionRegistry:
         self.changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
 
     def durable_subscriptions(self) -> list[Subscription]:
-        """Returns the durable subscriptions."""
+        """Returns the durable subscriptions of the topic."""
         return [each for each in self._by_name.values() if each.is_durable]
 
     async def open(self) -> None:
@@ -648,8 +660,9 @@ class SubscriptionRegistry:
             self.add(await run_to_end(making))
 
     async def commit(self, name: str, record: NodeUpdate) -> None:
-        """Commits the record of a new subscription, and in the same commit adds its name to the topic's record. Names
-        of lost subscriptions that are not created anew yet stay there. The caller must not be cancelled meanwhile."""
+        """Commits the record of a new subscription, and in the same commit adds its name to the topic's record. The
+        names of lost subscriptions that are not created again yet stay in that record. The caller must not be cancelled
+        during this call."""
         named = self._topic.log.record.subscriptions or ()
         await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
@@ -674,7 +687,7 @@ class SubscriptionRegistry:
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
     def add(self, subscription: Subscription) -> Subscription:
-        """Adds a subscription, and applies the topic's policies to it. Returns it."""
+        """Adds a subscription to the topic, and applies the topic's policies to it. Returns the subscription."""
         self._by_name[subscription.name], topic = subscription, self._topic
         # made before the first transaction, perhaps
         if topic.shown is not topic.log and not subscription.reads_compacted:
@@ -686,11 +699,13 @@ class SubscriptionRegistry:
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
         exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
-        """Returns the durable subscription of that name. If it does not exist, creates it, with its mark at `mark`
-        (None: at the end of the topic).
+        """Returns the durable subscription `name`. If it does not exist, creates it with its mark at `mark` (None: at
+        the end of the topic).
 
-        `exclusive`: raises AlreadyExists if it exists. `compacted`: `mark` is a position of the compacted form.
-        `by_consumer`: a consumer asks for it instead of an operator; a policy may forbid to create it then."""
+        `exclusive`: raises AlreadyExists if the subscription exists. `compacted`: `mark` is a position of the compacted
+        form. `by_consumer`: a consumer and not an operator asks for the subscription; a policy may forbid to create it
+        then.
+        """
         check_subscription_name(name)
         async with self.changing:
             self._topic.check_open()
@@ -714,7 +729,8 @@ class SubscriptionRegistry:
         return self.add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
-        """Raises NotAllowed or SubscriptionNotFound if no further subscription may be created (admission_core.py)."""
+        """Raises NotAllowed or SubscriptionNotFound if the subscription `name` may not be created
+        (admission_core.py)."""
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
@@ -733,8 +749,8 @@ class SubscriptionRegistry:
         )
 
     def find_nondurable_subscription(self, name: str) -> Subscription | None:
-        """Returns the non-durable subscription of that name that other consumers may join; None if there is none.
-        Raises NotAllowed if the subscription of that name is durable."""
+        """Returns the non-durable subscription `name` that several consumers may join; None if there is none. Raises
+        NotAllowed if the subscription of this name is durable."""
         found = self._by_name.get(name)
         if found is not None and found.is_durable:
             raise SubscribeRefusal.LASTS.error(
@@ -744,8 +760,8 @@ class SubscriptionRegistry:
         return found
 
     def register_nondurable_subscription(self, subscription: Subscription) -> None:
-        """Registers a non-durable subscription, under another name if its own is taken. Raises NotOwner if the topic
-        has ended at this broker, since its consumer would not be notified of that."""
+        """Adds a non-durable subscription to the topic, under another name if its own name is taken. Raises NotOwner if
+        the topic has ended at this broker, because its consumer would not be told about that."""
         self._topic.check_open()
         key = subscription.name
         while key in self._by_name:
@@ -754,7 +770,7 @@ class SubscriptionRegistry:
         self.add(subscription)
 
     async def end_nondurable_subscription(self, subscription: Subscription) -> None:
-        """Ends a non-durable subscription if no consumer is left."""
+        """Ends a non-durable subscription and removes it from the topic. Does nothing while it has a consumer."""
         if subscription.is_durable or subscription.consumers:
             return
         if self._by_name.get(subscription.name) is subscription:
@@ -762,8 +778,8 @@ class SubscriptionRegistry:
             await subscription.close()
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        """Deletes a subscription. Raises Busy if consumers are connected and `force` is False; SubscriptionNotFound if
-        the topic has no subscription of that name."""
+        """Deletes the subscription `name`. Raises Busy if consumers are connected and `force` is False;
+        SubscriptionNotFound if the topic has no such subscription."""
         async with self.changing:
             subscription = self._topic.find_subscription(name)
             if subscription.consumers and not force:
@@ -780,8 +796,8 @@ class SubscriptionRegistry:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. A dead-letter policy in them applies from now on. Raises
-        InvalidRequest if they are too large, or the policy does not parse."""
+        """Replaces all properties of a durable subscription. If they contain a dead-letter policy, it applies from now
+        on. Raises InvalidRequest if the properties are too large, or if the policy does not parse."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
         await run_to_end(subscription.store.set_properties(properties))

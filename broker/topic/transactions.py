@@ -73,8 +73,8 @@ class _Writes(NamedTuple):
 
 
 class EventBeforePublish(NamedTuple):
-    """The event that a producer must wait for before it can publish an entry: that the topic joins the transaction, or
-    that the transaction ends (`end`)."""
+    """An event for which a producer must wait before it can publish an entry: the topic joins the transaction, or, if
+    `end` is set, the transaction ends."""
 
     txn: TxnId
     end: bool = False
@@ -96,8 +96,8 @@ class TransactionStats(NamedTuple):
 
 
 def txn_of(metadata: MessageMetadata) -> TxnId | None:
-    """Returns the transaction of an entry; None if the entry is in none. Raises InvalidRequest if its id is no valid
-    transaction id."""
+    """Returns the id of the transaction to which an entry with this metadata belongs; None if it belongs to none.
+    Raises InvalidRequest if the id is not a valid transaction id."""
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
     return TxnId.from_numbers(metadata.txnid_most_bits, metadata.txnid_least_bits)
@@ -119,7 +119,8 @@ class _TxnWork:
 
 
 class TopicTransactions:
-    """The transactions of a loaded topic: stores and applies what `Transactions` decides. A TopicPart."""
+    """The transactions of a loaded topic. Applies the decisions of `Transactions`, and stores its state. A
+    TopicPart."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -148,17 +149,19 @@ class TopicTransactions:
 
     @property
     def joins(self) -> TxnJoins:
-        """Returns the joins, through which each publish and acknowledgement in a transaction must go first."""
+        """Returns the object that makes the topic join transactions. Each publish and each acknowledgement in a
+        transaction must pass through it first."""
         return self._here.joins
 
     @property
     def questions(self) -> TransactionOutcomeResolver:
+        """Returns the object that asks coordinators for the outcomes of the topic's open transactions."""
         return self._here.questions
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: AppliedPolicies) -> None:
-        """Restores the stored state, if the topic's record says that there is one. `add_replayed` must be called after
-        that."""
+        """Loads the stored state of the transactions, if the topic's record says that there is one. After this call
+        `add_replayed` must be called for the entries of the log."""
         place = self._log.record.transactions
         if place is None:
             return
@@ -175,12 +178,13 @@ class TopicTransactions:
 
     @property
     def replay_start_position(self) -> Position | None:
-        """Returns the position after which the log is replayed; None if nothing is."""
+        """Returns the position after which the log must be replayed for transactions; None if no entry needs to be
+        replayed."""
         return self.core.position if self.core is not None else None
 
     def add_replayed(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """Adds an entry of a transaction when the topic is loaded; must be called in log order. Returns True if the
-        entry is aborted."""
+        """Adds an entry of a transaction to the state when the topic is loaded. Must be called in log order. Returns
+        True if the entry is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -196,18 +200,18 @@ class TopicTransactions:
         return self._log.shape.before(first) if first is not None else None
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if consumers of committed entries do not get this entry, now or ever: its transaction is open,
-        or aborted."""
+        """Returns True if consumers that read committed entries do not get this entry now, because its transaction is
+        open, or never get it, because its transaction is aborted."""
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def finish_replay(self) -> None:
-        """Ends the replay: all entries of the log were added."""
+        """Ends the replay of the log. All entries of transactions must have been added before."""
         if self.core is not None:
             self.core.finish_replay()
 
     def on_topic_loaded(self) -> None:
-        """Called when the log was replayed and the subscriptions are open: consumers read committed entries only from
-        now on, and coordinators are asked for outcomes."""
+        """Called when the log was replayed and the subscriptions are open. From now on consumers read committed entries
+        only, and the coordinators of open transactions are asked for the outcomes."""
         if self.core is None:
             return
         self.questions.register_pending(self.core)
@@ -218,15 +222,17 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ joining
     def is_open(self, txn: TxnId) -> bool:
+        """Returns True if the transaction is open at this topic."""
         return self.core is not None and self.core.is_open(txn)
 
     def call_when_ended(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn of the loop, when the transaction has ended at this topic."""
+        """Calls the function `then` once, in a later turn of the event loop, when the transaction has ended at this
+        topic."""
         self._here.ends.setdefault(txn, []).append(then)
 
     def call_when_ready(self, awaited: EventBeforePublish, then: Callable[[MagnetarError | None], None]) -> None:
-        """Calls `then` once, in a later turn of the loop: with None when the entry can be published, or with the error
-        with which it is refused."""
+        """Calls the function `then` once, in a later turn of the event loop: with None when the entry that waits for
+        the event `awaited` can be published, or with the error with which the entry is refused."""
         if awaited.end:
             self.call_when_ended(awaited.txn, then)
             return
@@ -235,8 +241,8 @@ class TopicTransactions:
         )
 
     async def store_has_transactions(self) -> Transactions:
-        """Stores in the topic's record, before its first transaction, that it has seen one. Returns the state of the
-        topic's transactions."""
+        """Stores in the topic's record that the topic has seen a transaction; called before its first transaction.
+        Returns the state of the topic's transactions."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -252,8 +258,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of the transaction (dedup_core.py). The caller must have checked `is_open` in
-        the same turn of the loop."""
+        """Returns the verdict on an entry of the transaction: whether it is a duplicate (dedup_core.py). The caller
+        must have checked `is_open` in the same turn of the event loop."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
@@ -310,9 +316,9 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Applies the outcomes of transactions at this topic. Returns one value for each, once it is durable here:
-        None, or an error. NotOwner: another broker owns the topic, or may own it; the coordinator then asks for the
-        owner. TimedOut: the outcome was not durable within `timeout_s`. Idempotent."""
+        """Applies the outcomes of transactions at this topic. Returns one value for each settlement as soon as its
+        outcome is stored durably: None or an error. NotOwner: another broker owns the topic, or may own it; the
+        coordinator must then look up the owner. TimedOut: the outcome was not stored within `timeout_s`. Idempotent."""
         runs: list[asyncio.Future[None]] = []
         for first in range(0, len(settlements), SETTLE_AT_ONCE):
             if first:
@@ -323,8 +329,9 @@ class TopicTransactions:
         return [error_of_done_future(run) if run.done() else late for run in runs]
 
     def start_settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
-        """Applies these settlements at once, except those that are being stored already. Returns a future for each,
-        which is done when the end is durable; settlements that wait for the same writes share one run."""
+        """Applies these settlements at once, except those that are being stored already. Returns a future for each
+        settlement, which is done when the outcome is stored durably. Settlements that wait for the same writes share
+        one run."""
         if self.ended:
             return [self._here.runs.make_not_owner_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
@@ -382,13 +389,14 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ as a part of the topic
     def run_due(self, applied: AppliedPolicies) -> None:
-        """Stores the outcomes again if a large part of the log is after the last write."""
+        """Starts a write of the outcomes if a large part of the log is after the position of the last write."""
         if self._ledger is not None and not self.ended:
             self._ledger.write_outcomes_if_lagging()
 
     def trim_limit(self, applied: AppliedPolicies) -> TrimLimit | None:
-        """Returns the last position that transactions no longer need: not after the position of the last stored write,
-        and before the first entry of any open transaction. None if the topic has seen no transaction."""
+        """Returns the last position of the log that transactions no longer need: not after the position of the last
+        stored outcomes, and before the first entry of any open transaction. Returns None if the topic has seen no
+        transaction."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_unended_position, self._ledger.position
@@ -402,20 +410,22 @@ class TopicTransactions:
 
     @property
     def open_transactions(self) -> list[TxnId]:
-        """Returns the transactions that have not ended at this topic, the one with the earliest entry first."""
+        """Returns the transactions that have not ended at this topic, the transaction with the earliest entry first."""
         return self.core.open_txns if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
     async def block_transaction_joins(self, *, force: bool) -> None:
-        """Blocks joins until `allow_transaction_joins`, and waits until no transaction that can commit is left at this
-        topic. `force`: aborts open ones. Raises TransactionsOpen if one is left."""
+        """Blocks joins of the topic to transactions until `allow_transaction_joins` is called, and waits until the
+        topic has no transaction that can commit. `force`: aborts the open transactions. Raises TransactionsOpen if a
+        transaction is left."""
         self.joins.is_leaving = True
         await self.check_deletable(force=force)
         if force and (opened := self.open_transactions):
             await self._deletion().abort(opened)
 
     async def check_deletable(self, *, force: bool) -> None:
-        """Raises TransactionsOpen if `block_transaction_joins` would. Changes nothing."""
+        """Raises the error TransactionsOpen with which `block_transaction_joins` would refuse to delete the topic now.
+        Changes nothing."""
         if opened := self.open_transactions:
             await self._deletion().check(opened, force=force)
 
@@ -423,11 +433,11 @@ class TopicTransactions:
         return DeletionTransactions(self.world.clock, self.topic.name, self.coordinators)
 
     def allow_transaction_joins(self) -> None:
-        """Allows joins again, because the topic is not deleted after all."""
+        """Permits joins again after `block_transaction_joins`, because the topic is not deleted after all."""
         self.joins.is_leaving = False
 
     def statistics(self) -> TransactionStats | None:
-        """Returns the statistics; None if the topic has seen no transaction."""
+        """Returns the statistics of the topic's transactions; None if the topic has seen no transaction."""
         core = self.core
         if core is None:
             return None
@@ -441,7 +451,8 @@ class TopicTransactions:
         )
 
     def find_open(self, txn: TxnId) -> OpenTxnStats | None:
-        """Returns the statistics of an open transaction; None if it has ended at this topic, or is not known."""
+        """Returns the statistics of an open transaction; None if the transaction has ended at this topic, or is not
+        known."""
         return self.core.find_open(txn) if self.core is not None else None
 
     def stop(self) -> None:
@@ -468,5 +479,7 @@ class TopicTransactions:
             await self._ledger.close()
 
     def own_ledgers(self) -> list[int]:
+        """Returns the ids of the ledgers that the transactions of the topic own, which must be deleted with the
+        topic."""
         place = self._log.record.transactions
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []

@@ -50,7 +50,7 @@ OPEN_MAX = 100_000
 
 
 class TxnPhase(enum.Enum):
-    """The state of a transaction at the topic."""
+    """The phases of a transaction at one topic."""
 
     ASKED = "its coordinator is asked"
     OPEN = "the topic is a participant, and it has not ended"
@@ -62,8 +62,8 @@ _NONE = BitMap64()
 
 
 class EntriesOfTxnProducer:
-    """The entries that one producer sent in a transaction. `in_flight`: the number of those in flight; `sent`: the
-    sequence ids of all of them."""
+    """The entries that one producer sent in one transaction. `in_flight`: the number of entries in flight; `sent`: the
+    sequence ids of all entries."""
 
     __slots__ = ("in_flight", "last", "progress", "pushed", "sent")
 
@@ -85,8 +85,8 @@ class _Sender:
 
 
 class TopicTxn:
-    """The state of one transaction at the topic. `entries`: its stored entries, by ledger; `indexes`: the indexes of
-    their messages; `starts`: the index of each entry's first message."""
+    """One transaction at one topic. `entries`: its stored entries, by ledger; `indexes`: the indexes of the messages in
+    these entries; `starts`: the index of the first message of each entry."""
 
     __slots__ = ("entries", "first", "in_flight", "indexes", "numbers", "phase", "size", "starts")
 
@@ -112,13 +112,14 @@ class TopicTxn:
 
     @property
     def entry_count(self) -> int:
-        """Returns the number of stored entries."""
+        """Returns the number of stored entries of the transaction."""
         return len(self.starts)
 
     def entries_without_receipt(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """Returns the entries that do not count, because they had no receipt: those after `last`, unless they are among
-        the first `entries` ones. Returns them by ledger, the indexes of their messages, and the last entry that counts.
-        (A receipt for a duplicate has no position, so the number of entries counts too.)"""
+        """Returns the stored entries of the transaction that do not count, because the client got no receipt for them:
+        those after `last`, except those among the first `entries` entries. Returns three values: these entries by
+        ledger, the indexes of their messages, and the last entry that counts. (A receipt for a duplicate has no
+        position, so the number of entries counts too.)"""
         kept = min(entries, self.entry_count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -137,7 +138,7 @@ class TopicTxn:
 
 
 class OpenTxn(NamedTuple):
-    """An open transaction in a snapshot."""
+    """An open transaction, as a snapshot of the topic's transactions stores it."""
 
     txn: TxnId
     first: Position
@@ -149,7 +150,7 @@ class OpenTxn(NamedTuple):
 
 
 class AbortedEntriesOfLedger(NamedTuple):
-    """The aborted entries in one ledger of the log."""
+    """The entries of one ledger of the log that are in aborted transactions."""
 
     entries: BitMap
     indexes: BitMap64
@@ -157,7 +158,7 @@ class AbortedEntriesOfLedger(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """The stored state of a topic's transactions. It covers all entries up to `position`, and no later ones."""
+    """The stored state of a topic's transactions, after all entries up to `position` and before all later entries."""
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
@@ -167,8 +168,8 @@ class TxnSnapshot(NamedTuple):
 
 
 class TxnEnd(NamedTuple):
-    """The effect of a transaction's end: the progress of each producer that counts from now on, and whether the
-    visibility of entries has changed (`shown`)."""
+    """The effect of a transaction's end on the topic: the progress of each producer that counts for deduplication from
+    now on; `shown`: whether the visibility of entries has changed."""
 
     numbers: dict[str, SequenceProgress]
     shown: bool
@@ -191,8 +192,8 @@ def _above(own: EntriesOfTxnProducer) -> BitMap64:
 
 
 class OpenTxnStats(NamedTuple):
-    """The statistics of an open transaction. `holds`: whether its first entry determines the last stable position, so
-    that consumers do not receive the `waiting` messages after that position."""
+    """The statistics of an open transaction. `holds`: True if the first entry of the transaction determines the last
+    stable position, so that consumers do not receive the `waiting` messages after that position."""
 
     first: Position | None  # its first entry; None: it has none
     entries: int
@@ -202,8 +203,8 @@ class OpenTxnStats(NamedTuple):
 
 
 class Transactions:
-    """Decides which entries of one topic's transactions consumers get. It is the `TxnOutcomes` of the topic's
-    CommittedShape (broker/log/log_shape_core.py)."""
+    """Decides which entries of one topic's transactions consumers receive. It is the `TxnOutcomes` of the
+    CommittedShape of the topic (broker/log/committed_shape_core.py)."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
@@ -239,25 +240,27 @@ class Transactions:
 
     # ------------------------------------------------------------------ joining
     def register_unresolved(self, txn: TxnId) -> TxnPhase:
-        """Called before the coordinator is asked about a transaction: registers the transaction if it is not known.
-        Returns its phase."""
+        """Adds the transaction if it is not known, and returns its phase. Called before its coordinator is asked about
+        the transaction."""
         found = self.known.get(txn)
         if found is None:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
     def is_full(self, txn: TxnId) -> bool:
-        """Returns True if the transaction is not known, and the topic has its maximum of open ones."""
+        """Returns True if the transaction cannot be added: it is not known, and the topic has its maximum of open
+        transactions."""
         return len(self.known) >= OPEN_MAX and txn not in self.known
 
     def may_join(self, txn: TxnId) -> bool:
-        """Returns True if the transaction has not ended, and the topic has fewer open ones than its maximum."""
+        """Returns True if the topic may join the transaction: it has not ended, and the topic has fewer open
+        transactions than its maximum."""
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
     def on_joined(self, txn: TxnId) -> bool:
-        """Called when the coordinator has made the topic a participant. Returns False if the transaction has ended
-        meanwhile."""
+        """Called when the coordinator has made the topic a participant of the transaction. Returns False if the
+        transaction has ended meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return False
@@ -265,20 +268,21 @@ class Transactions:
         return True
 
     def on_join_refused(self, txn: TxnId) -> None:
-        """Called when the coordinator refused the join or did not answer. A transaction with entries here stays known:
-        its coordinator is asked again."""
+        """Called when the coordinator refused the join or did not answer. A transaction with entries at this topic
+        stays known: its coordinator is asked again."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.entry_count:
             del self.known[txn]
 
     def is_open(self, txn: TxnId) -> bool:
+        """Returns True if the transaction is open at this topic."""
         found = self.known.get(txn)
         return found is not None and found.phase is TxnPhase.OPEN
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of an open transaction. After NEW the entry counts as in flight: the caller
-        must pass it to the log, or call `on_publish_failed`."""
+        """Returns the verdict on an entry of an open transaction: whether it is a duplicate. After NEW the entry counts
+        as in flight: the caller must pass the entry to the log, or call `on_publish_failed`."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -315,8 +319,8 @@ class Transactions:
         return None
 
     def on_publish_failed(self, txn: TxnId, name: str) -> None:
-        """Called when an entry that was NEW is not in the log, or may not be. The caller must disconnect the producer,
-        so that no later entry is stored before this one is sent again."""
+        """Called when an entry with the verdict NEW is not in the log, or may not be in it. The caller must disconnect
+        the producer, so that no later entry is stored before this entry is sent again."""
         own = self._landed(txn, name).numbers[name]
         if not own.in_flight:
             own.sent -= _above(own)
@@ -341,7 +345,7 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Called when an entry that was NEW is stored at `position`."""
+        """Called when an entry with the verdict NEW is stored at `position`."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -353,8 +357,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """Adds an entry during a replay. It must be after all known entries. The entry is hidden until the outcome of
-        its transaction is known."""
+        """Adds an entry of a transaction during a replay of the log. Its position must be after all known entries. The
+        entry is hidden until the outcome of its transaction is known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -364,8 +368,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def add_replayed_sequence_ids(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """Adds, in a replay, the sequence ids of an entry that the snapshot contains already, to its transaction if
-        that is open. Returns True if the entry is aborted."""
+        """Adds the sequence ids of an entry to its transaction, if the transaction is open, during a replay of the log.
+        The snapshot contains the entry already. Returns True if the entry is aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -461,7 +465,7 @@ class Transactions:
             self.changed.add(ledger_id)
 
     def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """Called when a ledger was deleted: drops the state of its entries."""
+        """Called when a ledger was deleted: removes the state of the entries in it."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -471,7 +475,8 @@ class Transactions:
     # ------------------------------------------------------------------ questions
     @property
     def stable(self) -> Position:
-        """Returns the last stable position; the position before the first entry if there is none."""
+        """Returns the last stable position, up to which all transactions have ended; the position before the first
+        entry of the log if there is none."""
         first = self.first_unended_position
         if first is None:
             return self._shape.last_confirmed
@@ -481,7 +486,7 @@ class Transactions:
 
     @property
     def stable_index(self) -> int:
-        """Returns the index after the last message at or before the last stable position."""
+        """Returns the index of the first message after the last stable position."""
         for found in self._hidden.values():
             return int(found.starts[0])
         return self._shape.end_index
@@ -497,8 +502,8 @@ class Transactions:
         return int(self.aborted_indexes.range_cardinality(first, end))
 
     def is_hidden(self, txn: TxnId, position: Position) -> bool:
-        """Returns True if consumers of committed entries do not get this entry, now or ever: its transaction is open,
-        or aborted."""
+        """Returns True if consumers that read committed entries do not get this entry now, because its transaction is
+        open, or never get it, because its transaction is aborted."""
         aborted = self.aborted.get(position[0])
         if aborted is not None and position[1] in aborted:
             return True
@@ -506,13 +511,14 @@ class Transactions:
         return found is not None and position[1] in found.entries.get(position[0], ())
 
     def is_known(self, txn: TxnId) -> bool:
-        """Returns True if the transaction has not ended, and it has entries here or its coordinator was asked."""
+        """Returns True if the transaction has not ended, and the topic has entries of it or has asked its coordinator
+        about it."""
         found = self.known.get(txn)
         return found is not None and found.phase is not TxnPhase.ENDED
 
     @property
     def open_txns(self) -> list[TxnId]:
-        """Returns the transactions that have not ended, the one with the earliest entry first."""
+        """Returns the ids of the transactions that have not ended, the transaction with the earliest entry first."""
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
 
@@ -532,7 +538,7 @@ class Transactions:
         return found.in_flight if found is not None else 0
 
     def find_open(self, txn: TxnId) -> OpenTxnStats | None:
-        """Returns the statistics of an open transaction; None if it has ended, or is not known."""
+        """Returns the statistics of an open transaction; None if the transaction has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
@@ -542,15 +548,17 @@ class Transactions:
 
     @property
     def aborted_entries(self) -> int:
+        """Returns the number of stored entries that are in aborted transactions."""
         return sum(map(len, self.aborted.values()))
 
     @property
     def aborted_bytes(self) -> int:
+        """Returns the size in bytes of the stored entries that are in aborted transactions."""
         return sum(self.sizes.values())
 
     # ------------------------------------------------------------------ snapshots
     def get_aborted_entries_of_ledger(self, ledger_id: int) -> AbortedEntriesOfLedger:
-        """Returns the aborted entries of the ledger, for a snapshot."""
+        """Returns those entries of the ledger that are in aborted transactions, as a snapshot stores them."""
         span = self._shape.find_span(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -559,8 +567,8 @@ class Transactions:
         return AbortedEntriesOfLedger(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
     def open_transactions(self) -> tuple[OpenTxn, ...]:
-        """Returns the open transactions, for a snapshot. Entries in flight are not included: they are after its
-        position."""
+        """Returns the open transactions, as a snapshot stores them. Entries in flight are not included, because they
+        are after the position of the snapshot."""
         return tuple(
             OpenTxn(
                 txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
@@ -573,19 +581,19 @@ class Transactions:
         )  # fmt: skip
 
     def ended_with_entries_in_flight(self) -> tuple[TxnId, ...]:
-        """Returns the transactions that have ended and still have entries in flight."""
+        """Returns the ids of the transactions that have ended while entries of them were in flight."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
-        """Returns a snapshot as of the last confirmed entry."""
+        """Returns a snapshot of the topic's transactions as of the last confirmed entry."""
         parts = {each: self.get_aborted_entries_of_ledger(each) for each in self.aborted}
         return TxnSnapshot(
             self._shape.last_confirmed, self.open_transactions(), parts, self.ended_with_entries_in_flight()
         )
 
     def check(self) -> None:
-        """Checks that hidden entries are in order and not aborted, that the last stable position is confirmed, and that
-        the counts agree."""
+        """Raises AssertionError unless hidden entries are in order and not aborted, the last stable position is
+        confirmed, and the counts agree."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"

@@ -38,8 +38,8 @@ Key = TypeVar("Key")
 
 
 class SharedTransactionRuns:
-    """Shared runs of a topic: several callers may wait for the outcome of one run. After the topic's end none begins:
-    each caller gets NotOwner."""
+    """Runs of async work about the transactions of a topic. Several callers may wait for the outcome of the same run.
+    After the topic has ended no run begins: each caller gets NotOwner."""
 
     __slots__ = ("_loop", "_topic", "is_over", "tasks")
 
@@ -53,8 +53,8 @@ class SharedTransactionRuns:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """Starts a run of `work`, and registers it in `runs` under each of `txns` until it has ended. Returns a future
-        for its outcome."""
+        """Starts a run of the async function `work`, and registers the run in `runs` under each transaction of `txns`
+        until it has ended. Returns a future for the outcome of the run."""
         if self.is_over:
             return self.make_not_owner_run()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -87,19 +87,19 @@ class SharedTransactionRuns:
             future.exception()  # who waits gets it
 
     def make_not_owner_run(self) -> asyncio.Future[None]:
-        """Returns a run that has failed with NotOwner."""
+        """Returns the future of a run that has failed with NotOwner."""
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.not_owner_error())
         refused.exception()
         return refused
 
     def not_owner_error(self) -> MagnetarError:
-        """Returns the error for callers after the topic has ended at this broker."""
+        """Returns the NotOwner error for callers that come after the topic has ended at this broker."""
         return NotOwner(f"topic {self._topic} is not served here any more; look it up again")
 
 
 def error_of_done_future(done: asyncio.Future[None]) -> MagnetarError | None:
-    """Returns the error of a future that is done; None if it succeeded."""
+    """Returns the error with which the future `done` has failed; None if it succeeded."""
     error = done.exception()
     assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
     return error
@@ -120,8 +120,8 @@ ASK_AT_ONCE = 1_000
 
 
 class TransactionOutcomeResolver:
-    """Asks coordinators for the outcomes of one topic's open transactions. Its task runs as long as the topic has open
-    ones."""
+    """Asks coordinators for the outcomes of one topic's open transactions. Runs a task while the topic has open
+    transactions."""
 
     __slots__ = ("_asking", "_committed_at", "_of", "_runs", "_suspects")
 
@@ -133,13 +133,13 @@ class TransactionOutcomeResolver:
         self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
 
     def discard(self, txn: TxnId) -> None:
-        """Drops the state of a transaction, because it has ended at this topic."""
+        """Removes the state of a transaction from this object, because the transaction has ended at this topic."""
         self._committed_at.pop(txn, None)
 
     async def resolve_outcome(self, txn: TxnId) -> TxnState | None:
-        """Asks for the outcome of a transaction. Returns COMMITTED or ABORTED if it has ended, after its end was
-        applied here; None if it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner if the topic
-        has ended at this broker."""
+        """Asks the coordinator for the outcome of a transaction. Returns COMMITTED or ABORTED if the transaction has
+        ended, after its end was applied at this topic; None if it is open, or if its coordinator does not answer within
+        JOIN_S seconds. Raises NotOwner if the topic has ended at this broker."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -170,13 +170,14 @@ class TransactionOutcomeResolver:
         return state
 
     def register_pending(self, core: Transactions) -> None:
-        """Registers the transactions of all pending acknowledgements, so that their coordinators are asked, too."""
+        """Adds the transactions of all pending acknowledgements to `core`, so that their coordinators are asked,
+        too."""
         for each in self._of.topic.registry.durable_subscriptions():
             for txn in each.pending_transactions:
                 core.register_unresolved(txn)
 
     def start_resolver_task(self) -> None:
-        """Starts the task that asks, if transactions are open and it is not running yet."""
+        """Starts the task that asks coordinators, if the topic has open transactions and the task does not run yet."""
         if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open_txns:
             self._asking = self._runs.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
@@ -207,8 +208,9 @@ class TransactionOutcomeResolver:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def resolve_others_of_coordinator(self, number: int) -> None:
-        """Asks the coordinator `number` about its other open transactions at this topic. Called when it refused a join
-        because the transaction is aborted: this topic did not know that, so it may not know other outcomes either."""
+        """Asks the coordinator `number` about its other open transactions at this topic. Called when the coordinator
+        refused a join because the transaction is aborted: this topic did not know that, so it may not know other
+        outcomes either."""
         others = [
             txn
             for txn in self._of.open_transactions
@@ -238,8 +240,8 @@ class TransactionOutcomeResolver:
             self.on_outcome(txn, joined)
 
     def on_outcome(self, txn: TxnId, joined: Joined) -> None:
-        """Called with the coordinator's answer about a transaction that is not settled here: settles the transaction if
-        it has ended."""
+        """Called with the answer `joined` of the coordinator about a transaction that is not settled at this topic:
+        settles the transaction if it has ended."""
         if isinstance(joined, Settlement):
             self._of.start_settling([joined])
         elif joined is TxnState.ABORTED:
@@ -260,8 +262,7 @@ JOIN_RETRY_S = 0.1
 
 
 class TxnJoins:
-    """Joins of one topic to transactions, on behalf of its producers and subscriptions: makes the topic a
-    participant."""
+    """Makes one topic a participant of transactions, on behalf of the topic's producers and subscriptions."""
 
     __slots__ = ("_asked", "_of", "_questions", "_runs", "_under_way", "_writers", "is_leaving", "since")
 
@@ -284,20 +285,20 @@ class TxnJoins:
         return txn in self._asked
 
     def discard(self, txn: TxnId) -> None:
-        """Drops the state of a transaction, because it has ended at this topic."""
+        """Removes the state of a transaction from this object, because the transaction has ended at this topic."""
         self.since.pop(txn, None)
         self._writers.pop(txn, None)
 
     def stop(self) -> list[asyncio.Future[None]]:
-        """Drops the joins in progress. Returns their futures."""
+        """Removes the joins that are in progress. Returns their futures."""
         waiting = list(self._under_way.values())
         self._under_way.clear()
         return waiting
 
     def join_nowait(self, txn: TxnId, owner: str | None = None) -> bool:
-        """Returns True if the topic has joined the transaction and `owner` may write in it; joins it at once if its
-        coordinator is in this process. If False, the caller must await `join`, which also raises the reason of a
-        refusal. `owner` None: the caller may write in every transaction."""
+        """Returns True if the topic has joined the transaction and the role `owner` may write in the transaction; if
+        the coordinator is in this process, joins at once. After False the caller must await `join`, which also raises
+        the reason of a refusal. `owner` None: the caller may write in every transaction."""
         core = self._of.core
         if core is None or self._of.ended or (txn, owner) in self._under_way:
             return False
@@ -314,14 +315,16 @@ class TxnJoins:
         return owner is None or self._writers.get(txn) == owner
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
-        """Waits until the topic has joined the transaction. Raises InvalidRequest if another role began it, or none
-        did; TransactionEnded or TransactionAborted if it has ended; Unavailable if its coordinator does not answer;
-        BackPressure if the topic has too many open ones; NotOwner if the topic has ended at this broker."""
+        """Waits until the topic has joined the transaction. Raises InvalidRequest if another role began the
+        transaction, or if it was never begun; TransactionEnded or TransactionAborted if it has ended; Unavailable if
+        its coordinator does not answer; BackPressure if the topic has too many open transactions; NotOwner if the topic
+        has ended at this broker."""
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
             await asyncio.shield(self.start_join(txn, owner))
 
     def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """Starts a join, or returns the one in progress for the same role."""
+        """Starts a join for the role `owner`, or returns the join for the same role that is in progress. Returns its
+        future."""
         key = txn, owner
         return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 

@@ -83,7 +83,7 @@ RECORD_BYTES_MAX = 4 << 20
 
 
 class TransactionEnds:
-    """Decides the requests to join a transaction, and the requests to commit, prepare or abort one."""
+    """Decides the requests to join a transaction, and the requests to commit, prepare or abort a transaction."""
 
     def __init__(self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider) -> None:
         self._table = table
@@ -92,6 +92,9 @@ class TransactionEnds:
 
     # ------------------------------------------------------------------ join
     def join(self, intent: Join, now: float) -> TxnState:
+        """Makes the topic of the intent a participant of the transaction, and returns the state of the transaction. If
+        the topic is empty, only starts the timeout of the transaction. Raises TransactionEnded if the transaction is
+        prepared; InvalidRequest if it has its maximum of topics; IntentQueuedUntilDurable while it is in doubt."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction) and intent.topic:
             self._add_participant(found, intent.topic)
@@ -107,9 +110,9 @@ class TransactionEnds:
         live.participants[topic] = Participant(topic)
 
     def join_nowait(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
-        """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns
-        whether the topic is a participant now; after False the caller must send a Join, which waits or is refused with
-        the reason."""
+        """Makes the topic a participant without waiting, if the transaction is neither in doubt nor ended. Returns True
+        if the topic is a participant now. After False the caller must send a Join, which waits, or is refused with the
+        reason."""
         if self._decisions.has_ended:
             return False
         try:
@@ -123,6 +126,8 @@ class TransactionEnds:
 
     # ------------------------------------------------------------------ ends
     def end(self, intent: End, now: float) -> None:
+        """Commits, prepares or aborts the transaction of the intent, as its verb says. The intent is answered when the
+        outcome is durable."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now, intent.owner)
         if isinstance(found, LiveTransaction):
             self._end_live(found, intent, now)
@@ -170,8 +175,9 @@ class TransactionEnds:
         live.waiting_intents.append(intent)
 
     def list_participants(self, live: LiveTransaction, listed: Sequence[Participant], now: float) -> list[Participant]:
-        """Returns the topics that joined, each with the entries that the client names. If the client names entries of a
-        topic that never joined, something is lost: aborts the transaction and raises TransactionAborted."""
+        """Returns the topics that have joined the transaction, each with the number of entries that the client reports
+        in `listed`. If the client reports entries in a topic that never joined, something is lost: aborts the
+        transaction and raises TransactionAborted."""
         if not listed:
             return list(live.participants.values())
         said = {each.topic: each for each in listed}
@@ -190,6 +196,8 @@ class TransactionEnds:
 
     # ------------------------------------------------------------------ of an administrator
     def abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
+        """Aborts the transaction of the intent, on behalf of an administrator. Answers the intent with the state of the
+        transaction."""
         if intent.txn in self._table.unused:
             self._outcomes.abort_or_void_id(intent.txn, AbortReason.ADMIN, now)
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
@@ -204,6 +212,7 @@ class TransactionEnds:
         self._decisions.answer(intent, txn_state_of(found))
 
     def abort_open(self, intent: AbortOpen, now: float) -> None:
+        """Aborts the transaction of the intent if it is open. Answers the intent with the row of the transaction."""
         found = self._outcomes.find_transaction_not_in_doubt(intent.txn, intent, now)
         if isinstance(found, LiveTransaction) and found.phase is Phase.OPEN:
             self._outcomes.abort(found, AbortReason.DELETED, now)
@@ -212,6 +221,8 @@ class TransactionEnds:
         self._decisions.answer(intent, row)
 
     def detach(self, intent: RemoveParticipant) -> None:
+        """Removes a participant that cannot store the outcome from an ended transaction. Raises NotFound if the
+        transaction does not wait for this topic."""
         ending = self._table.ending.get(intent.txn)
         if ending is None or intent.topic not in ending.waiting:
             raise NotFound(f"{self._table.txn_id(intent.txn)} does not wait for {intent.topic}")
@@ -237,7 +248,7 @@ def _is_to_wait(ending: UnsettledTransaction, intent: End) -> bool:
 
 
 class SinkBatchCommits:
-    """Decides the requests to commit batches of sinks, so that each numbered batch is committed once."""
+    """Decides the requests to commit batches of a sink, so that each numbered batch of a sink is committed once."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider, ends: TransactionEnds,
@@ -251,8 +262,9 @@ class SinkBatchCommits:
         self.used_at = {key: now - each.idle_s for key, each in table.state.sinks.items()}
 
     def has_batch(self, intent: Begin | CommitBatch, tag: SinkTag, now: float) -> bool:
-        """Whether the sink has the batch already. Raises InvalidRequest, BackPressure if no more sinks are allowed,
-        SinkFenced if another query writes the sink, IntentQueuedUntilDurable while a batch of the sink is in doubt."""
+        """Returns True if the sink has committed the batch already. Raises InvalidRequest if the number of the batch is
+        invalid, BackPressure if no more sinks are allowed, SinkFenced if another query writes the sink,
+        IntentQueuedUntilDurable while a batch of the sink is in doubt."""
         owner, limits = intent.owner, self._table.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
@@ -279,6 +291,8 @@ class SinkBatchCommits:
         return tag.batch <= stored.batch
 
     def commit(self, intent: CommitBatch, now: float) -> None:
+        """Commits the transactions of the intent together, as a batch of its sink if the intent names a sink. Answers
+        True if the sink has committed the batch before."""
         sink = None
         if intent.sink_id:
             tag = SinkTag(intent.sink_id, intent.query_id, intent.batch)
@@ -321,8 +335,8 @@ class SinkBatchCommits:
             self._table.check_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def on_committed(self, sink: SinkBatch, now: float) -> None:
-        """Handles that a batch of the sink is committed: aborts other transactions of this or an earlier batch, and
-        those of other queries; then handles the intents that waited for it."""
+        """Called when a batch of the sink is committed: aborts the other transactions of this batch or an earlier one,
+        and the transactions of other queries; then handles the intents that waited for the commit."""
         key = sink.owner, sink.sink_id
         self.used_at[key] = now
         for txn in list(self._table.by_sink.get(key, ())):
@@ -346,7 +360,7 @@ NOTES = 24
 
 
 class TransactionBegins:
-    """Decides the requests to begin transactions. Discards the names and sinks that were idle for too long."""
+    """Decides the requests to begin transactions. Removes the names and the sinks that were idle for too long."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, outcomes: OutcomeDecider,
@@ -364,6 +378,8 @@ class TransactionBegins:
         self._idle_looked_at = self._idle_noted_at = now
 
     def begin(self, intent: Begin, now: float) -> None:
+        """Leases new transaction ids to the client of the intent, and answers with them. If the intent takes a name
+        over, first makes the new holder of the name durable."""
         limits = self._table.limits
         if not 0 <= intent.timeout_s <= limits.timeout_s_max:
             raise InvalidRequest(
@@ -404,6 +420,8 @@ class TransactionBegins:
         self._decisions.decide(NameHolderChanged(intent.name, self._holders, owner=owner), intent)
 
     def on_name_holder_changed(self, record: NameHolderChanged, intent: Begin, now: float) -> None:
+        """Called when the new holder of a name is durable: aborts the transactions of earlier holders, and answers the
+        intent with new transaction ids."""
         for txn in list(self._table.by_name.get((record.owner, record.name), ())):
             # what an earlier begin was given in the meantime, or was in doubt
             self._outcomes.abort_or_void_id(txn, AbortReason.FENCED, now)
@@ -422,8 +440,9 @@ class TransactionBegins:
         self._decisions.answer(intent, BeginAnswer(first, count, self._table.limits.lease_s, holder))
 
     def reserve_ids(self, count: int) -> int:
-        """Reserves `count` consecutive ids and returns the first. If this epoch has not enough ids left, ends the epoch
-        and raises NotOwner: the next epoch has new ids. Raises Unavailable if no further epoch is possible."""
+        """Reserves `count` consecutive transaction ids and returns the first one. If this epoch has not enough ids
+        left, ends the epoch and raises NotOwner: the next epoch has new ids. Raises Unavailable if there can be no
+        further epoch."""
         first = self._table.next_id + self._gap()
         if first + count - 1 > (self._table.epoch << COUNTER_BITS) + COUNTER_MAX:
             if self._table.epoch == EPOCH_MAX:
@@ -435,8 +454,8 @@ class TransactionBegins:
 
     # ------------------------------------------------------------------ what is idle
     def expire_idle(self, now: float) -> None:
-        """Decides records that remove names and sinks that were idle too long, and records the idle times of the
-        rest."""
+        """Adds records to the next append that remove the names and sinks that were idle for too long, and that store
+        the idle times of the others."""
         limits, shortest = self._table.limits, min(self._table.limits.name_idle_s, self._table.limits.sink_idle_s)
         if now - self._idle_looked_at <= shortest / 1000:
             return
@@ -471,8 +490,8 @@ class TransactionBegins:
                 self._decisions.decide(note)
 
     def make_idle_time_records(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
-        """Yields new records of names and sinks whose recorded idle time differs from the actual one by at least the
-        limit divided by NOTES, except those in `changing`."""
+        """Yields new records for the names and sinks whose stored idle time differs from the actual one by at least the
+        limit divided by NOTES, except for those in `changing`."""
         limits = self._table.limits
         for (owner, name), each in self._table.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -81,7 +81,7 @@ AT_ONCE = 64
 
 
 class HalfMessagePublisher(Protocol):
-    """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
+    """Publishes half messages to their topics in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
         """Publishes the messages; returns each topic with its receipts. If it raises, some may be in their topics, and
@@ -90,7 +90,7 @@ class HalfMessagePublisher(Protocol):
 
 
 class HalfGroupMember:
-    """A connected process of a group, which answers checks of half messages."""
+    """A connected process that is a member of a group and answers the checks of the group's half messages."""
 
     def __init__(self) -> None:
         self._asked: deque[AskHalf] = deque()
@@ -98,15 +98,18 @@ class HalfGroupMember:
         self._over: MagnetarError | None = None
 
     def add_check(self, asked: AskHalf) -> None:
+        """Queues the check `asked` for this member."""
         self._asked.append(asked)
         self._changed.set()
 
     def close(self, error: MagnetarError) -> None:
+        """Ends the membership: `wait_check` raises `error`."""
         self._over = error
         self._changed.set()
 
     async def wait_check(self) -> AskHalf:
-        """Waits for the next check and returns it. Raises NotOwner if the coordinator moves."""
+        """Waits for the next check of a half message and returns it. Raises NotOwner if the coordinator moves to
+        another broker."""
         while not self._asked:
             if self._over is not None:
                 raise self._over
@@ -116,7 +119,8 @@ class HalfGroupMember:
 
 
 class HalfMessageDriver:
-    """The connected members that answer checks, and the tasks that publish half messages, of one coordinator."""
+    """The connected members of groups, which answer checks of half messages, and the tasks that publish half messages.
+    One object for each coordinator."""
 
     def __init__(
         self, publish: HalfMessagePublisher, published: Callable[[PublishHalf, list[Participant]], None],
@@ -132,6 +136,7 @@ class HalfMessageDriver:
     # ------------------------------------------------------------------ members
     @contextmanager
     def connect_member(self) -> Iterator[HalfGroupMember]:
+        """Returns a context manager that adds a connected process as a member, and removes the member at its end."""
         member = HalfGroupMember()
         self._members[member] = None
         try:
@@ -140,11 +145,13 @@ class HalfMessageDriver:
             self._members.pop(member, None)
 
     def send_check(self, effect: AskHalf) -> None:
+        """Effect: sends the check of a half message to its member."""
         assert isinstance(effect.member, HalfGroupMember), "members are of this object"
         effect.member.add_check(effect)
 
     # ------------------------------------------------------------------ publishing
     def start_publishing(self, effect: PublishHalf) -> None:
+        """Effect: starts a task that publishes the messages of a half message."""
         self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
 
     async def _work(self, effect: PublishHalf) -> None:
@@ -185,7 +192,7 @@ Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 
 
 class RunningCoordinator:
-    """A transaction coordinator that runs at this broker, in one epoch."""
+    """A transaction coordinator that this broker runs, in one epoch."""
 
     def __init__(
         self, world: World, log: CoordinatorLog, core: Coordinator, topics: SettlementTargets, publish: Publish,
@@ -217,8 +224,9 @@ class RunningCoordinator:
         close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
-        """Takes over the coordinator of `log` and starts it. Raises CoordinatorFenced if another broker took it over
-        first, DataLost if its ledger is lost or damaged, and the errors of the metadata and the bookies."""
+        """Takes over the coordinator of `log`, starts it and returns it. Raises CoordinatorFenced if another broker
+        took the coordinator over first, DataLost if its ledger is lost or damaged, and the errors of the metadata and
+        the bookies."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         rng = world.rng
@@ -234,24 +242,26 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: SinkTag | None = None, adopt: bool = False, address: str = "",
     ) -> BeginAnswer:  # fmt: skip
-        """Begins `count` transactions of the role `owner`; returns their ids. Raises BackPressure if no more are
-        allowed, InvalidRequest, SinkFenced if another query writes the sink of `tag`, TransactionFenced if `name` has a
-        later holder than `holder`."""
+        """Begins `count` transactions of the role `owner` and returns their ids. Raises BackPressure if no more
+        transactions are allowed, InvalidRequest if an argument is invalid, SinkFenced if another query writes the sink
+        of `tag`, TransactionFenced if `name` has a later holder than `holder`."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, BeginAnswer), "a begin is answered by ids"
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
-        """Makes `topic` a participant; returns the state, or the settlement that the topic still has to store. With an
-        empty `topic` only the timeout of the transaction begins. `owner` is the role that writes; None: the topic
-        itself asks. Raises InvalidRequest if another role began the transaction."""
+        """Makes `topic` a participant of the transaction. Returns the state of the transaction, or the settlement that
+        the topic still has to store. If `topic` is empty, only the timeout of the transaction starts. `owner`: the role
+        that writes in the transaction; None: the topic itself asks. Raises InvalidRequest if another role began the
+        transaction."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self.core.outcomes.find_unsettled(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_nowait(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
-        """Joins like `join` without waiting; returns whether the topic is a participant now. After False call `join`,
-        which waits while the transaction is in doubt, or raises."""
+        """Makes the topic a participant, as `join` does, without waiting. Returns True if the topic is a participant
+        now. After False the caller must call `join`, which waits while the transaction is in doubt, or raises the
+        reason."""
         return self.core.ends.join_nowait(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
@@ -263,7 +273,8 @@ class RunningCoordinator:
         *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """Ends a transaction like `end`, without waiting: `to` gets the answer, a TxnState or an error."""
+        """Ends a transaction, as `end` does, without waiting: the object `to` gets the answer later, a TxnState or an
+        error."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self.core.receive(intent, self._clock.monotonic()))
 
@@ -271,6 +282,8 @@ class RunningCoordinator:
         self, txn: TxnId, verb: EndVerb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> TxnState:  # fmt: skip
+        """Commits, prepares or aborts a transaction, as `verb` says, and waits until its outcome is durable. Returns
+        the state of the transaction."""
         return await self._state(lambda to: End(to, txn.least, verb, owner, participants, prepared_s, visible))
 
     async def commit_batch(
@@ -281,8 +294,8 @@ class RunningCoordinator:
         *,
         adopt: bool = False,
     ) -> bool:
-        """Commits the transactions together, as the batch of a sink if `tag` is given. Returns True if that batch of
-        the sink was committed before: then nothing is committed now."""
+        """Commits the transactions together, as a batch of a sink if `tag` is given. Returns True if the sink has
+        committed this batch before: then this call commits nothing."""
         least = {txn.least: participants for txn, participants in txns.items()}
         sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
         found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
@@ -290,16 +303,16 @@ class RunningCoordinator:
         return found
 
     async def get_status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """Returns the state of a transaction. `owner` is the role that asks; None: an operator. Raises InvalidRequest
-        if another role began it."""
+        """Returns the state of a transaction. `owner`: the role that asks; None: an operator asks. Raises
+        InvalidRequest if another role began the transaction."""
         return await self._state(lambda to: GetStatus(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_open(self, txn: TxnId, *, only_tell: bool) -> TransactionRow:
-        """Aborts the transaction if it is open; returns its row afterwards. With `only_tell`, returns the row and
-        aborts nothing. Raises InvalidRequest if the id was never used."""
+        """Aborts the transaction if it is open. Returns the row of the transaction afterwards. If `only_tell` is True,
+        returns the row and aborts nothing. Raises InvalidRequest if the id was never given to a client."""
         if only_tell:
             rows = self.list_transactions(txn, 1)
             if not rows:
@@ -316,27 +329,27 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """Stores a half message; returns PREPARED, or its outcome if it was stored before and has one. Raises
-        BackPressure if there is no room, InvalidRequest if a limit is exceeded, TransactionAborted if its id is void.
-        """
+        """Stores a half message. Returns PREPARED, or the outcome of the half message if it was stored before and has
+        one. Raises BackPressure if there is no room, InvalidRequest if a limit is exceeded, TransactionAborted if its
+        id is void."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
 
     async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
-        """Ends a half message, or answers the check of number `check`; returns its outcome, or PREPARED if it has none
-        yet. Raises HalfParked, TransactionAborted, TransactionEnded, TransactionForgotten, or the error with which
-        publishing failed."""
+        """Commits or rolls back a half message, or answers the check of number `check`. Returns the outcome of the half
+        message, or PREPARED if it has none yet. Raises HalfParked, TransactionAborted, TransactionEnded,
+        TransactionForgotten, or the error with which publishing failed."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfChange) -> None:
-        """Changes a half message for an operator, as `verb` says. Raises NotFound if the half message is not known,
-        TransactionEnded if it has the other outcome, or the error with which publishing failed."""
+        """Changes the state of a half message for an operator, as `verb` says. Raises NotFound if the half message is
+        not known, TransactionEnded if it has the other outcome, or the error with which publishing failed."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
-        """Makes the caller a member of the group and yields the checks that it must answer, until the generator is
-        closed. Raises NotOwner if the coordinator moves."""
+        """Makes the caller a member of the group, and yields the checks of half messages that the member must answer,
+        until the generator is closed. Raises NotOwner if the coordinator moves to another broker."""
         with self._halves.connect_member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -367,7 +380,8 @@ class RunningCoordinator:
         return self.core.table.transaction_rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        """Returns gauges of the core and of settling, and counters since the take-over."""
+        """Returns the gauges of the coordinator and of the settlements that it sends, and counters since the
+        take-over."""
         counters = self.core.table.counters
         return {
             **self.core.statistics(), "begun": counters.begun, "settled": counters.settled,
@@ -380,7 +394,7 @@ class RunningCoordinator:
         return {reason.name.lower(): self.core.table.counters.aborted.get(reason, 0) for reason in AbortReason}
 
     def duration_histogram(self) -> tuple[Sequence[int], float]:
-        """Returns the histogram of how long transactions were open: counts by the bounds LASTED_S, and the sum in
+        """Returns the histogram of how long transactions were open: the counts for the bounds LASTED_S, and the sum in
         seconds."""
         return self.core.table.counters.durations, self.core.table.counters.durations_sum_s
 
@@ -502,7 +516,7 @@ class RunningCoordinator:
         return self.core.decisions.has_ended
 
     async def is_owner(self) -> bool:
-        """Whether the metadata says that no other broker has taken the coordinator over."""
+        """Returns True if the metadata says that no other broker has taken the coordinator over."""
         return await self.log.is_owner()
 
     def _start_ending(self, work: Any) -> None:
@@ -512,8 +526,8 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """Closes the coordinator and hands its open transactions over to the next owner. If the hand-over fails, the
-        next owner recovers as after a crash."""
+        """Closes the coordinator and hands its open transactions over to the next owner. If this fails, the next owner
+        recovers the coordinator as after a crash."""
         self._start_ending(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

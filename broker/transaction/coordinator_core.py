@@ -92,8 +92,8 @@ HANDED_MAX = 500
 
 
 class Coordinator:
-    """The core of one epoch of a transaction coordinator. `state` is the state that was read from the coordinator's
-    ledger. From now on only this object applies records to `state`."""
+    """The core of one epoch of a transaction coordinator. `state`: the state that was read from the coordinator's
+    ledger. After the start only this object applies records to `state`."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits, now: float, gap: Callable[[], int]
@@ -113,7 +113,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
-        """Resumes the transactions of earlier epochs; returns the first effects, which send the outcomes that those
+        """Resumes the transactions of earlier epochs. Returns the first effects, which send the outcomes that those
         epochs decided."""
         for handed in self.state.handed:
             if handed.epoch == self.table.epoch - 1:
@@ -137,6 +137,7 @@ class Coordinator:
             self.table.add_lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
+        """Decides the intent and returns the effects. A result is an Answer, at once or after a later call."""
         if self.decisions.has_ended:
             return [Answer(intent.request, NotOwner(f"coordinator {self.table.number} is moving; look it up again"))]
         self._receive(intent, now)
@@ -220,7 +221,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what is durable
     def on_appended(self, number: int, now: float) -> list[Effect]:
-        """Fact: the records of append `number` are durable. Applies them and returns the effects."""
+        """Fact: the records of append `number` are durable. Applies the records to the state, and returns the
+        effects."""
         decisions = self.decisions.take_durable_decisions(number)
         self.table.counters.records += len(decisions)
         for decision in decisions:
@@ -228,7 +230,8 @@ class Coordinator:
         return self.decisions.take_effects()
 
     def on_settled(self, txn: int, topic: str) -> list[Effect]:
-        """Fact: the topic has stored the outcome. Returns the effects. Repeated calls do nothing."""
+        """Fact: the topic has stored the outcome of the transaction. Returns the effects. A repeated call does
+        nothing."""
         self.outcomes.on_settled(txn, topic)
         return self.decisions.take_effects()
 
@@ -285,7 +288,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
-        """Aborts transactions after their deadlines and discards old outcomes; returns the effects. Must be called
+        """Aborts transactions whose deadline has passed, and discards old outcomes. Returns the effects. Must be called
         about once a second."""
         if self.decisions.has_ended:
             return []
@@ -321,8 +324,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------ the end of the epoch
     def end_epoch(self) -> list[Effect]:
-        """Ends the epoch and answers every waiting request without an outcome, by OutcomeUnknown or NotOwner: the next
-        epoch reads the ledger. Returns the effects."""
+        """Ends the epoch. Answers every waiting request with OutcomeUnknown or NotOwner, without an outcome: the next
+        epoch reads the outcome from the ledger. Returns the effects."""
         self.decisions.has_ended = True
         waiting: list[Intent] = [intent for live in self.table.live.values() for intent in live.waiting_intents]
         undecided = (*self.decisions.gathered, *self.decisions.writing)
@@ -345,7 +348,7 @@ class Coordinator:
         return self.decisions.take_effects()
 
     def make_next_epoch_records(self, now: float) -> list[AnyRecord]:
-        """Returns the records with which the next epoch goes on. `has_ended` must be True, no append may be in flight,
+        """Returns the records from which the next epoch goes on. `has_ended` must be True, no append may be in flight,
         and nothing may be decided afterwards."""
         assert self.decisions.has_ended, "nothing is decided after a hand-over"
         assert not [*self.decisions.writing, *self.decisions.gathered], "nothing is in doubt at a hand-over"
@@ -370,8 +373,8 @@ class Coordinator:
     # ------------------------------------------------------------------ views
     @property
     def is_idle(self) -> bool:
-        """Whether no transaction is open, prepared or unsettled, and no half message must be checked: no broker needs
-        to load the coordinator before a client asks."""
+        """Returns True if no broker needs to load the coordinator before a client asks: no transaction is open,
+        prepared or unsettled, and no half message must be checked."""
         table = self.table
         open_ = table.live or table.unused or table.ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle

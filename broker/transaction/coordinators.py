@@ -58,11 +58,13 @@ ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinat
 
 
 def coordinator_topic(number: int) -> TopicName:
-    """Returns the partition of ASSIGN_TOPIC whose owner owns the coordinator."""
+    """Returns the partition of ASSIGN_TOPIC with the number of the coordinator. The owner of this partition owns the
+    coordinator."""
     return ASSIGN_TOPIC.with_partition(number)
 
 
 def owner_path(number: int) -> str:
+    """Returns the path, in the metadata, of the owner record of the coordinator with this number."""
     topic = coordinator_topic(number)
     return paths.bundle_owner(topic.tenant, topic.namespace, topic.stored_local)
 
@@ -86,8 +88,9 @@ def coordinator_limits(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """The transaction coordinators during one ownership session of this broker. `is_settled` returns whether the broker
-    knows which bundles it owns; before that this broker becomes the owner of no coordinator."""
+    """The transaction coordinators that this broker runs, during one ownership session. `is_settled`: a function that
+    returns True if the broker knows which bundles it owns; before that this broker becomes the owner of no
+    coordinator."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -111,8 +114,8 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def ensure_count(self) -> int:
-        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number, which
-        never changes after that."""
+        """Returns the number of coordinators of the cluster. The first call in the cluster stores the number; it never
+        changes after that."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -124,12 +127,12 @@ class TransactionCoordinators:
         return self._count
 
     async def read_count(self) -> int:
-        """Returns the number of coordinators like `ensure_count`, without storing it."""
+        """Returns the number of coordinators of the cluster, as `ensure_count` does, but stores nothing."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
     async def read_owners(self) -> list[str]:
-        """Returns for each coordinator the name of the broker that owns it, or "". Changes nothing."""
+        """Returns the name of the broker that owns each coordinator, or "" if it has no owner. Changes nothing."""
         found = []
         for number in range(await self.read_count()):
             owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
@@ -137,16 +140,17 @@ class TransactionCoordinators:
         return found
 
     async def has_been_loaded(self, number: int) -> bool:
-        """Whether any broker has ever loaded the coordinator; changes nothing. Raises NotFound if `number` is too
-        large."""
+        """Returns True if any broker has ever loaded the coordinator with this number. Changes nothing. Raises NotFound
+        if `number` is too large."""
         count = await self.read_count()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find_owner(self, number: int) -> BrokerRecord:
-        """Returns the broker that owns the coordinator; if there was none, this broker becomes the owner. Raises
-        NotFound if there is no such coordinator, Unavailable while this broker takes no coordinators."""
+        """Returns the broker that owns the coordinator; if the coordinator has no owner, this broker becomes the owner.
+        Raises NotFound if there is no coordinator with this number, Unavailable while this broker may not own
+        coordinators."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -160,12 +164,13 @@ class TransactionCoordinators:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
     def find_loaded(self, number: int) -> RunningCoordinator | None:
-        """Returns the coordinator if it runs at this broker, else None."""
+        """Returns the coordinator with this number if this broker runs it, else None."""
         return self._loaded.get(number)
 
     async def load_owned(self, number: int) -> RunningCoordinator:
-        """Returns a coordinator that this broker owns, after loading it if necessary. Raises NotOwner if another broker
-        owns the coordinator; its field `owner` is that broker's endpoint."""
+        """Returns the coordinator with this number, which this broker must own, after loading it if necessary. Raises
+        NotOwner if another broker owns the coordinator; the field `owner` of the error is the endpoint of that
+        broker."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -265,7 +270,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ upkeep
     async def load_unowned_coordinators(self) -> None:
-        """Loads the coordinators that have no owner, except those that were closed with nothing left to do."""
+        """Loads the coordinators that have no owner, except those that were closed with no work left."""
         if not self._is_settled() or self._closed:
             return
         for name in await self._metadata.children(paths.COORDINATORS):
@@ -289,8 +294,8 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def abandon_coordinators_taken_over(self) -> None:
-        """Called in a new metadata session: abandons the coordinators that another broker took over while there was no
-        session."""
+        """Called in a new metadata session: stops those coordinators at once that another broker took over while there
+        was no session."""
         for running in list(self._loaded.values()):
             if not self._ownership.is_owned(owner_path(running.number)) or not await running.is_owner():
                 await running.abandon_epoch(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
@@ -301,22 +306,23 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ ending
     async def unload_coordinator(self, path: str) -> None:
-        """Closes the coordinator with the owner record at `path`, if it runs here. The caller must give its ownership
-        away afterwards."""
+        """Closes the coordinator whose owner record is at `path`, if this broker runs it. The caller must give up the
+        ownership afterwards."""
         for running in self.loaded_coordinators:
             if owner_path(running.number) == path:
                 await running.close()
                 self._remove_running(running)
 
     async def close(self) -> None:
-        """Closes all coordinators. The caller must release the ownership of the coordinators afterwards."""
+        """Closes all coordinators. The caller must give up the ownership of the coordinators afterwards."""
         self._closed = True
         await self._loading.wait_idle()
         await asyncio.gather(*[running.close() for running in self.loaded_coordinators])
         await self.peers.close()
 
     async def abandon_all(self, error: MagnetarError) -> None:
-        """Drops all coordinators at once, without a hand-over: other brokers may own them already."""
+        """Stops all coordinators at once, without handing their transactions over: other brokers may own the
+        coordinators already."""
         self._closed = True
         await asyncio.gather(*[running.abandon_epoch(error) for running in self.loaded_coordinators])
         await self.peers.close()

@@ -98,7 +98,7 @@ NOTES = 24
 
 
 class Phase(enum.Enum):
-    """The phase of a half message without an outcome."""
+    """The phases of a half message that has no outcome."""
 
     STORING = "storing"
     WAITING = "waiting"
@@ -120,11 +120,12 @@ _SHOWN = {
 
 
 class IntentQueuedUntilDurable(Exception):
-    """Raised when an intent cannot be answered before a record in flight is durable: it was queued until then."""
+    """Raised if an intent cannot be answered before a record in flight is durable. The intent was queued, and is
+    handled when the record is durable."""
 
 
 class OpenHalf(msgspec.Struct):
-    """A half message that has no outcome."""
+    """A half message without an outcome, with its phase and its checks."""
 
     record: HalfStored
     age_start: float  # its age is counted from here
@@ -142,17 +143,19 @@ class OpenHalf(msgspec.Struct):
 
     @property
     def group_key(self) -> tuple[str, str]:
+        """Returns the role and the name of the group to which the half message belongs."""
         return self.record.owner, self.record.group
 
 
 class HalfChecksOfMember(msgspec.Struct):
-    """The checks that one member of a group must answer now, one for each half message."""
+    """The half messages whose checks one member of a group must answer now: at most one check of each."""
 
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class HalfGroup(msgspec.Struct):
-    """A group of half messages, by role and name. A group exists while it has half messages or members."""
+    """The half messages and the members of one group. A group is named by a role and a name, and exists while it has
+    half messages or members."""
 
     halves: int = 0
     # the next one to ask comes first
@@ -161,7 +164,7 @@ class HalfGroup(msgspec.Struct):
 
 
 class HalfMessages:
-    """The half messages of one coordinator."""
+    """Decides about the half messages of one coordinator: stores, checks, publishes and rolls back."""
 
     def __init__(
         self, state: StoredHalves, limits: HalfLimits, coordinator: Coordinator, epoch: int, now: float
@@ -183,7 +186,7 @@ class HalfMessages:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Starts with the half messages that earlier epochs stored; the pauses before their checks begin anew."""
+        """Resumes the half messages that earlier epochs stored; the pauses before their checks begin anew."""
         for record in self._state.open.values():
             half = OpenHalf(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -194,6 +197,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ intents
     def receive(self, intent: HalfIntent, now: float) -> None:
+        """Handles an intent about a half message: to store, end, change or watch half messages."""
         match intent:
             case PrepareHalf():
                 self._prepare(intent, now)
@@ -210,13 +214,14 @@ class HalfMessages:
         self._coordinator.decisions.effects.append(Answer(intent.request, result))
 
     def has_other_owner(self, half: int, owner: str) -> bool:
-        """Whether `half` is the id of a half message that another role prepared."""
+        """Returns True if `half` is the id of a half message that another role than `owner` prepared."""
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.has_other_owner(half, owner)
 
     def find_half_state(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
-        """Returns the state of a half message, or None if `half` is not the id of one. Raises InvalidRequest if another
-        role prepared it, IntentQueuedUntilDurable while it is being decided: then `intent` waits."""
+        """Returns the state of a half message; None if `half` is not the id of a half message. Raises InvalidRequest if
+        another role prepared it, IntentQueuedUntilDurable while the half message is being decided: then `intent` is
+        handled later."""
         self._table.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
@@ -364,6 +369,8 @@ class HalfMessages:
         self._coordinator.decisions.effects.append(PublishHalf(half.record.half, half.txn, half.record.messages))
 
     def on_published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
+        """Fact: the messages of the half message are published in the transaction `txn`. Commits that transaction, and
+        with it the half message."""
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
             self._coordinator.abort_for_half(txn, now)
@@ -376,6 +383,8 @@ class HalfMessages:
         found.phase = Phase.COMMITTING
 
     def on_not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
+        """Fact: publishing the half message in the transaction `txn` failed with `error`. Aborts that transaction; the
+        half message is published again later, or is parked."""
         self._coordinator.abort_for_half(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
@@ -426,7 +435,8 @@ class HalfMessages:
         self._ask(key, now)
 
     def remove_member(self, member: object, now: float) -> None:
-        """Removes a member that has disconnected. The half messages about which it was asked wait for another check."""
+        """Removes a member that has disconnected from its group. The half messages whose checks it had not answered
+        wait for another check."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -520,6 +530,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ what is durable
     def on_durable(self, record: HalfRecord, now: float) -> None:
+        """Fact: this record of a half message is durable. Goes on with the half message."""
         match record:
             case HalfStored():
                 half = self._halves[record.half]
@@ -550,8 +561,8 @@ class HalfMessages:
             self._resolved(half, now)
 
     def remove_half(self, number: int, how: str, now: float) -> None:
-        """Removes a half message whose outcome `how` ("committed" or "rolled_back") is durable, and answers the
-        requests that wait for the outcome."""
+        """Removes a half message whose outcome `how` ("committed" or "rolled_back") is durable. Answers the requests
+        that wait for the outcome."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.group_key].halves -= 1
@@ -586,6 +597,8 @@ class HalfMessages:
         heapq.heappush(self._due, (half.due, half.record.half))
 
     def tick(self, now: float) -> None:
+        """Handles what is due: starts checks, ends the checks that were not answered in time, parks half messages that
+        were not decided in time, publishes again after a failure, and discards old outcomes."""
         while self._due and self._due[0][0] <= now:
             due, number = heapq.heappop(self._due)
             half = self._halves.get(number)
@@ -624,7 +637,7 @@ class HalfMessages:
             self._coordinator.decisions.defer(HalfOutcomesDiscarded(self._ended.popleft()[1].serialize()))
 
     def make_half_age_records(self, now: float) -> list[HalfAgeRecorded]:
-        """Returns records that store the current age of each half message that waits for a check, or is being
+        """Returns records that store the present age of each half message that waits for a check, or is being
         checked."""
         return [
             HalfAgeRecorded(number, half.record.unknown, now - half.age_start, "")
@@ -633,7 +646,7 @@ class HalfMessages:
 
     # ------------------------------------------------------------------ the end of the epoch
     def take_waiting_intents(self) -> list[Intent]:
-        """Removes all waiting intents from their half messages and returns them."""
+        """Removes the intents that wait for an outcome from all half messages, and returns them."""
         waiting = [intent for half in self._halves.values() for intent in half.waiting_intents]
         for half in self._halves.values():
             half.waiting_intents = []
@@ -641,8 +654,8 @@ class HalfMessages:
 
     @property
     def publishing_txns(self) -> set[int]:
-        """Returns the ids of the transactions in which half messages are being published. They end when this epoch
-        ends."""
+        """Returns the ids of the transactions in which half messages are being published. These transactions end with
+        this epoch."""
         return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
 
     # ------------------------------------------------------------------ views
@@ -651,8 +664,8 @@ class HalfMessages:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def list_half_rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """Returns up to `limit` half messages, the oldest first. `half`: only this half message. Else `group`: only
-        those of this group; empty: of all groups."""
+        """Returns up to `limit` half messages, the oldest first. If `half` is given, only this half message; else if
+        `group` is not empty, only the half messages of this group."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

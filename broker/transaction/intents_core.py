@@ -21,7 +21,7 @@ NAME_MAX = 512
 
 
 class EndVerb(enum.IntEnum):
-    """The verb of an end, as EndItem.Verb of proto/wire.proto."""
+    """How a client ends a transaction: COMMIT, ABORT or PREPARE, as in EndItem.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ABORT = 1
@@ -29,8 +29,8 @@ class EndVerb(enum.IntEnum):
 
 
 class AbortReason(enum.Enum):
-    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the
-    metric."""
+    """The reasons why a coordinator aborts a transaction. They are the field `reason` of TransactionAborted, and the
+    label of the metric."""
 
     CLIENT = "client"
     TIMEOUT = "timeout"
@@ -45,7 +45,7 @@ class AbortReason(enum.Enum):
 
 # ---------------------------------------------------------------------------------- intents
 class Begin(msgspec.Struct, frozen=True):
-    """Intent: begin `count` transactions."""
+    """Intent: begin `count` transactions. The answer is a BeginAnswer."""
 
     request: object
     owner: str
@@ -59,7 +59,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Intent: make `topic` a participant of the transaction. With an empty `topic`, only start the timeout of the
+    """Intent: make `topic` a participant of the transaction. If `topic` is empty, only start the timeout of the
     transaction. `owner`: the role that writes in the transaction at the topic; None: the topic itself asks."""
 
     request: object
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """Commits the transactions of a batch together. An empty `sink_id`: the transactions belong to no sink."""
+    """Intent: commit the transactions of a batch together. An empty `sink_id`: the transactions belong to no sink."""
 
     request: object
     owner: str
@@ -93,7 +93,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class GetStatus(msgspec.Struct, frozen=True):
-    """Asks for the state of a transaction. `owner`: the role that asks; None: an operator."""
+    """Intent: return the state of a transaction. `owner`: the role that asks; None: an operator asks."""
 
     request: object
     txn: int
@@ -108,8 +108,8 @@ class AbortByAdmin(msgspec.Struct, frozen=True):
 
 
 class AbortOpen(msgspec.Struct, frozen=True):
-    """Aborts an open transaction because one of its topics is deleted by force. The answer is its Row. A prepared
-    transaction is not aborted: its client was promised that it can commit."""
+    """Intent: abort an open transaction because one of its topics is deleted by force. The answer is the row of the
+    transaction. A prepared transaction is not aborted: its client was promised that it can commit."""
 
     request: object
     txn: int
@@ -124,7 +124,7 @@ class RemoveParticipant(msgspec.Struct, frozen=True):
 
 
 class HalfVerb(enum.IntEnum):
-    """The verb of a half's end, as EndHalfRequest.Verb of proto/wire.proto."""
+    """How a client ends a half message, as in EndHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -133,7 +133,7 @@ class HalfVerb(enum.IntEnum):
 
 
 class HalfChange(enum.IntEnum):
-    """The verb of an operator's change of a half, as ChangeHalfRequest.Verb of proto/wire.proto."""
+    """How an operator changes a half message, as in ChangeHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -154,7 +154,7 @@ class PrepareHalf(msgspec.Struct, frozen=True):
 
 
 class EndHalf(msgspec.Struct, frozen=True):
-    """Ends a half message, or answers a check of it."""
+    """Intent: end a half message, or answer a check of a half message."""
 
     request: object
     half: int
@@ -165,7 +165,7 @@ class EndHalf(msgspec.Struct, frozen=True):
 
 
 class ChangeHalf(msgspec.Struct, frozen=True):
-    """Changes a half message for an operator."""
+    """Intent: change a half message on behalf of an operator."""
 
     request: object
     half: int
@@ -173,8 +173,8 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Makes a process a member of the group, to which checks of half messages are sent until
-    `HalfMessages.remove_member`."""
+    """Intent: make a process a member of the group. Checks of half messages are sent to the member until
+    `HalfMessages.remove_member` is called."""
 
     request: object
     member: object
@@ -188,8 +188,8 @@ Intent = Begin | Join | End | CommitBatch | GetStatus | AbortByAdmin | AbortOpen
 
 # ---------------------------------------------------------------------------------- effects
 class BeginAnswer(NamedTuple):
-    """The answer to Begin: consecutive ids from `first` on. `already`: the batch of the sink is committed already, and
-    no ids were given."""
+    """The answer to Begin: consecutive transaction ids, from `first` on. `already`: the batch of the sink is committed
+    already, so no ids were given."""
 
     first: int
     ids: int
@@ -199,8 +199,8 @@ class BeginAnswer(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A transaction, as administrators see it. `waiting`: its participants; after the end of the transaction only those
-    that have not stored the outcome."""
+    """A transaction, as it is shown to administrators. `waiting`: its participants; after the end of the transaction
+    only those that have not stored the outcome."""
 
     txn: int
     state: TxnState
@@ -219,14 +219,15 @@ Result = BeginAnswer | TxnState | TransactionRow | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
-    """Answers the request with a result or an error."""
+    """Effect: answer the request with a result or an error."""
 
     request: object
     result: Result
 
 
 class SendOutcome(NamedTuple):
-    """Sends the outcome of the transaction to the participant, repeatedly until it answers; then `on_settled`."""
+    """Effect: send the outcome of the transaction to the participant, repeatedly until the participant has stored it;
+    then call `on_settled`."""
 
     txn: int
     committed: bool
@@ -234,14 +235,14 @@ class SendOutcome(NamedTuple):
 
 
 class AbandonEpoch(NamedTuple):
-    """Ends the coordinator at this broker; the next epoch goes on."""
+    """Effect: end the coordinator at this broker. The next epoch continues its transactions."""
 
     why: str
 
 
 class AskHalf(NamedTuple):
-    """Asks the member for the outcome of the half message. The member must answer within `answer_s`, by an EndHalf with
-    the number `check`."""
+    """Effect: ask the member for the outcome of the half message. The member must answer within `answer_s` seconds, by
+    an EndHalf with the number `check`."""
 
     member: object
     half: int
@@ -254,8 +255,8 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publishes the messages in transaction `txn`; then `HalfMessages.on_published` or
-    `HalfMessages.on_not_published`."""
+    """Effect: publish the messages of the half message in the transaction `txn`; then call `HalfMessages.on_published`
+    or `HalfMessages.on_not_published`."""
 
     half: int
     txn: int
@@ -263,7 +264,7 @@ class PublishHalf(NamedTuple):
 
 
 class WarnOfParkedHalf(NamedTuple):
-    """Warns that the half message is parked: an operator must decide."""
+    """Effect: warn that the half message is parked, so that an operator must decide its outcome."""
 
     half: int
     group: str
@@ -274,14 +275,15 @@ Effect = Answer | SendOutcome | AbandonEpoch | AskHalf | PublishHalf | WarnOfPar
 
 
 class AppendRecords(NamedTuple):
-    """Appends the records in this order; then `on_appended(number)`, or `end_epoch` if the outcome is unknown."""
+    """Effect: append the records to the ledger in this order; then call `on_appended(number)`, or `end_epoch` if the
+    outcome is unknown."""
 
     number: int
     records: list[AnyRecord]
 
 
 class HalfLimits(msgspec.Struct, frozen=True):
-    """The limits of half messages (docs/transactions.md)."""
+    """The limits of the half messages of a coordinator (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
     bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
@@ -295,7 +297,7 @@ class HalfLimits(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of a coordinator."""
+    """The limits of a transaction coordinator: of its transactions, names, sinks and half messages."""
 
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
@@ -319,8 +321,8 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Counts since the take-over. `durations`: a histogram, by the bounds LASTED_S, of the time from the first use of
-    an id to the outcome of the transaction; the last count is of longer times."""
+    """Counters of a coordinator since its take-over. `durations`: a histogram, by the bounds LASTED_S, of the time from
+    the first use of an id to the outcome of the transaction; the last count is of longer times."""
 
     begun: int = 0
     committed: int = 0
@@ -337,7 +339,7 @@ class Counters(msgspec.Struct):
 
 
 class HalfPhase(enum.IntEnum):
-    """The phase of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
+    """The phases of a half message, as they are shown to administrators: HalfInfo.State of proto/wire.proto."""
 
     WAITING = 0
     ASKED = 1
@@ -347,7 +349,7 @@ class HalfPhase(enum.IntEnum):
 
 
 class HalfRow(NamedTuple):
-    """The state of a half message, for administrators."""
+    """A half message, as it is shown to administrators."""
 
     half: int
     phase: HalfPhase

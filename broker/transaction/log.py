@@ -84,24 +84,25 @@ _DECODER = msgspec.json.Decoder(list[AnyRecord])
 
 
 class DamagedCoordinator(ValueError):
-    """Raised when bytes are not an entry of a coordinator's ledger, or a ledger is not one of a coordinator."""
+    """Raised if bytes are not an entry of a coordinator's ledger, or if a ledger does not belong to a coordinator."""
 
 
 class CoordinatorEntry(NamedTuple):
-    """A decoded entry of a coordinator's ledger."""
+    """One decoded entry of a coordinator's ledger."""
 
     kind: int
     records: list[AnyRecord]
 
 
 def encode_records(records: Iterable[AnyRecord], first: int) -> list[bytes]:
-    """Returns the entries with these records; the first one gets the entry id `first`."""
+    """Returns the ledger entries that contain these records. The first entry is encoded for the entry id `first`."""
     bodies = _bodies(records)
     return [_entry(RECORDS, first + number, body) for number, body in enumerate(bodies)]
 
 
 def encode_snapshot(records: Iterable[AnyRecord]) -> list[bytes]:
-    """Encodes these records as the entries of a snapshot. A ledger of a coordinator begins with a snapshot."""
+    """Returns the ledger entries that contain these records as a snapshot. A ledger of a coordinator begins with a
+    snapshot."""
     bodies = _bodies(records) or [b"[]"]
     last = len(bodies) - 1
     return [_entry(SNAPSHOT_END if number == last else SNAPSHOT, number, body) for number, body in enumerate(bodies)]
@@ -126,7 +127,8 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 
 def decode_entry(entry: bytes, number: int, where: str) -> CoordinatorEntry:
-    """Decodes the entry of id `number`. Raises DamagedCoordinator, or NewerFormat if a later version wrote it."""
+    """Returns the decoded entry with the entry id `number`. `where`: the name of the ledger in error texts. Raises
+    DamagedCoordinator if the entry is damaged, NewerFormat if a later version wrote it."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)
@@ -162,12 +164,12 @@ AT_ONCE = 8
 
 
 class CoordinatorFenced(NotOwner):
-    """Raised when another broker has taken the coordinator over. (On the wire: NotOwner.)"""
+    """Raised if another broker has taken the coordinator over. (On the wire: NotOwner.)"""
 
 
 class CoordinatorLog:
-    """The log of one owner of a coordinator. `give_up_s`: for how long failing ledgers are replaced by new ones before
-    the epoch ends."""
+    """The ledger in which one owner of a coordinator stores records. `give_up_s`: for how many seconds failing ledgers
+    are replaced by new ones before the epoch ends."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
@@ -192,14 +194,15 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[CoordinatorState, int]:
-        """Takes over the coordinator; returns its state and the epoch of this owner. Raises CoordinatorFenced if
-        another broker took it over first, DataLost if the record or the ledger is lost or damaged; after DataLost
-        nothing was claimed."""
+        """Takes the coordinator over. Returns its state and the epoch of this owner. Raises CoordinatorFenced if
+        another broker took it over first, DataLost if the metadata record or the ledger is lost or damaged; after
+        DataLost this owner has claimed nothing."""
         for step in TAKE_OVER:
             await step(self)
         return self._state, self.epoch
 
     async def read_coordinator_claim(self) -> None:
+        """Step of a take-over: reads the record of the coordinator in the metadata."""
         self._found = await self._metadata.get(self._path)
         if self._found is None:
             fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
@@ -212,6 +215,7 @@ class CoordinatorLog:
             raise DataLost(f"the record of coordinator {self.number} is damaged: {error}{_WHAT_TO_DO}") from error
 
     async def recover_ledger(self) -> None:
+        """Step of a take-over: fences the ledger of the former owner and reads the state from its records."""
         ledger_id = self._record.ledger_id
         if ledger_id < 0:
             return
@@ -247,6 +251,7 @@ class CoordinatorLog:
         return node is not None and self._found is not None and node.value == self._found.value
 
     async def store_coordinator_claim(self) -> None:
+        """Step of a take-over: stores the claim of this owner in the metadata, with the next epoch."""
         if self._record.epoch >= (1 << EPOCH_BITS) - 1:
             raise DataLost(f"coordinator {self.number} has no epochs any more; its ids are used up")
         claim = self._world.rng.randbytes(8).hex()
@@ -270,10 +275,11 @@ class CoordinatorLog:
         await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def check_taken_over_by_other(self) -> None:
+        """Step of a take-over: ends the take-over. No request is answered before this step."""
         self._found = None
 
     async def is_owner(self) -> bool:
-        """Whether the record in the metadata is still the one that this owner wrote last."""
+        """Returns True if the record in the metadata is still the record that this owner wrote last."""
         node = await self._metadata.get(self._path)
         return node is not None and node.value == self._stored
 
@@ -293,14 +299,15 @@ class CoordinatorLog:
 
     @property
     def ledger_size(self) -> tuple[int, int, int]:
-        """The id of the ledger (-1: there is none), and how many entries and bytes this owner has written to it."""
+        """Returns the id of the ledger (-1: there is none), and the number of entries and of bytes that this owner has
+        written to it."""
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
     def append_nowait(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
-        """Appends the records without waiting if they fit into one entry and a ledger is open; returns a future that is
-        done when they are durable. If the future fails, call `append` with its error. Returns None if nothing was
-        appended: then call `append`."""
+        """Appends the records without waiting if they fit into one entry and a ledger is open. Returns a future that is
+        done when the records are durable; if the future fails, the caller must call `append` with its error. Returns
+        None if nothing was appended: then the caller must call `append`."""
         if self._writer is None or not self._writer.is_writable or self._is_full:
             return None
         found = encode_records(records, self._next_entry)
@@ -313,9 +320,9 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: CoordinatorState, failed: MagnetarError | None = None
     ) -> None:
-        """Appends the records; returns when they are durable. `state` must include every record before them and none of
-        them. `failed`: the error of an earlier append of the same records. If this raises, it is unknown whether the
-        records are durable."""
+        """Appends the records; returns when they are durable. `state` must include all records before them, and none of
+        them. `failed`: the error of an earlier append of the same records. If this call raises, it is not known whether
+        the records are durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -374,8 +381,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ ending
     async def close(self, records: Sequence[AnyRecord], state: CoordinatorState, *, idle: bool) -> None:
-        """Appends the records of the hand-over and closes the ledger. `idle`: the metadata record then says that no
-        broker needs to load the coordinator."""
+        """Appends the records of the hand-over and closes the ledger. `idle` True: stores in the metadata record that
+        no broker needs to load the coordinator."""
         if records:
             await self.append(records, state)
         writer, self._writer = self._writer, None
@@ -385,7 +392,7 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 
     async def abandon(self) -> None:
-        """Ends without a hand-over: the next owner recovers the ledger."""
+        """Stops writing without a hand-over: the next owner recovers the ledger."""
         await self._abandon()
 
 

@@ -24,14 +24,14 @@ from .state_core import IN_DOUBT, LiveTransaction, Phase, TransactionTable, Unse
 
 
 class Decision(NamedTuple):
-    """A record to write, and the intent that is answered when it is durable."""
+    """A decided record that must be written, and the intent that is answered when the record is durable."""
 
     record: AnyRecord
     intent: Intent | None = None
 
 
 class UndurableDecisions:
-    """The records that are decided and not durable, and the effects that the driver has not taken."""
+    """The records that are decided and not durable yet, and the effects that the driver has not taken yet."""
 
     def __init__(self) -> None:
         self.has_ended = False  # the coordinator gave itself up, or is closing: it answers nothing new
@@ -43,21 +43,23 @@ class UndurableDecisions:
 
     # ------------------------------------------------------------------ records
     def decide(self, record: AnyRecord, intent: Intent | None = None) -> None:
-        """Adds a record to the next append; `intent` is answered when that is durable."""
+        """Adds a record to the next append; `intent` is answered when the record is durable."""
         self.gathered.append(Decision(record, intent))
 
     def defer(self, record: AnyRecord) -> None:
-        """Adds a record that does no harm if it is lost: it waits for an append that another one makes due."""
+        """Adds a record whose loss does no harm. The record causes no append: it is written with the next append that
+        another record causes."""
         self.deferred.append(Decision(record))
 
     def append_deferred_records_next(self) -> None:
-        """Makes an append due for the records that could wait for another append: they have waited long enough."""
+        """Adds the deferred records to the next append, because they have waited long enough for an append that another
+        record causes."""
         self.gathered += self.deferred
         self.deferred = []
 
     def take_next_append(self) -> AppendRecords | None:
-        """Returns the next append, with all records that were decided, or None if none was decided or an append is in
-        flight."""
+        """Returns the next append, with all records that were decided; None if no record was decided, or an append is
+        in flight."""
         if self.writing or not self.gathered:
             return None
         self.writing = [*self.gathered, *self.deferred]
@@ -66,7 +68,8 @@ class UndurableDecisions:
         return AppendRecords(self._number, [each.record for each in self.writing])
 
     def take_durable_decisions(self, number: int) -> list[Decision]:
-        """Returns the decisions of append `number`, whose records are durable; the next append may follow."""
+        """Removes and returns the decisions of append `number`, whose records are durable. After this call the next
+        append may begin."""
         assert number == self._number, "one append at a time"
         assert self.writing, "an append has records"
         decisions, self.writing = self.writing, []
@@ -74,14 +77,17 @@ class UndurableDecisions:
 
     @property
     def has_decided_records(self) -> bool:
+        """Returns True if decided records wait for the next append."""
         return bool(self.gathered)
 
     @property
     def has_deferred_records(self) -> bool:
+        """Returns True if deferred records wait for an append."""
         return bool(self.deferred)
 
     # ------------------------------------------------------------------ effects
     def answer(self, intent: Intent, result: Result) -> None:
+        """Adds the effect that answers the intent with `result`."""
         self.effects.append(Answer(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
@@ -91,13 +97,14 @@ class UndurableDecisions:
         return effects
 
     def abandon_epoch(self, why: str) -> None:
+        """Ends the epoch, and adds the effect that ends the coordinator at this broker. `why`: the reason."""
         self.has_ended = True
         self.effects.append(AbandonEpoch(why))
 
 
 class OutcomeDecider:
-    """What becomes of transactions: a use opens one, an abort ends it, and an outcome is told until each participant
-    has stored it."""
+    """Decides the states of transactions: the first use of an id opens a transaction, an abort ends it, and its outcome
+    is sent until each participant has stored the outcome."""
 
     def __init__(
         self, table: TransactionTable, decisions: UndurableDecisions, receive: Callable[[Intent, float], None]
@@ -108,18 +115,20 @@ class OutcomeDecider:
         self._receive = receive
 
     def receive_queued_intents(self, live: LiveTransaction, now: float) -> None:
-        """Handles the intents that waited while `live` was in doubt."""
+        """Handles the intents that waited while the transaction `live` was in doubt."""
         intents, live.waiting_intents = live.waiting_intents, []
         self.receive_queued_intent(intents, now)
 
     def receive_queued_intent(self, intents: Iterable[Intent], now: float) -> None:
+        """Handles each of these intents, in order."""
         for intent in intents:
             self._receive(intent, now)
 
     # ------------------------------------------------------------------ uses and doubt
     def find(self, txn: int, now: float, owner: str | None = None) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns what is known of an id; a leased id becomes an open transaction. Raises NotOwner if a later epoch
-        gave it, InvalidRequest if it was never given or another role began it."""
+        """Returns the transaction with this id, or its state if the coordinator has no object for it. If the id was
+        leased and not used, opens the transaction. Raises NotOwner if a later epoch gave the id, InvalidRequest if the
+        id was never given or another role began the transaction."""
         if txn >> COUNTER_BITS > self._table.epoch:
             raise NotOwner(f"coordinator {self._table.number} has a later epoch elsewhere; look it up again")
         self._table.check_owner(txn, owner)
@@ -149,8 +158,8 @@ class OutcomeDecider:
     def find_transaction_not_in_doubt(
         self, txn: int, intent: Intent, now: float, owner: str | None = None
     ) -> LiveTransaction | UnsettledTransaction | TxnState:
-        """Returns what `find` returns. Raises IntentQueuedUntilDurable while the transaction is in doubt; the intent is
-        handled later."""
+        """Returns the transaction, or its state, as `find` does. Raises IntentQueuedUntilDurable while the transaction
+        is in doubt; then `intent` is handled later."""
         found = self.find(txn, now, owner)
         if isinstance(found, LiveTransaction) and found.phase in IN_DOUBT:
             found.waiting_intents.append(intent)
@@ -159,8 +168,8 @@ class OutcomeDecider:
 
     # ------------------------------------------------------------------ outcomes
     def commit_without_participants(self, live: LiveTransaction, now: float) -> None:
-        """Commits a transaction without participants. Its record is added to the next append; it does no harm if the
-        record is lost."""
+        """Commits a transaction that has no participants. Its record waits for the next append, because the loss of the
+        record does no harm."""
         self._table.remove(live)
         record = make_commit_record({live.txn: []}, owner=live.owned.owner)
         self._table.state.apply(record)
@@ -169,7 +178,7 @@ class OutcomeDecider:
         self._table.counters.count_ended(now - live.began)
 
     def abort(self, live: LiveTransaction, reason: AbortReason, now: float) -> None:
-        """Aborts `live`, which must be OPEN or PREPARED."""
+        """Aborts the transaction `live`, whose phase must be OPEN or PREPARED."""
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
@@ -185,7 +194,8 @@ class OutcomeDecider:
         self.send_outcome(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def abort_or_void_id(self, txn: int, reason: AbortReason, now: float) -> None:
-        """Aborts the transaction, or voids the id that was not used yet; does nothing while it is in doubt."""
+        """Aborts the transaction; if its id was not used yet, makes the id void. Does nothing while the transaction is
+        in doubt."""
         lease = self._table.unused.pop(txn, None)
         if lease is not None:
             self._table.remove_from_indexes(txn, lease.owned)
@@ -196,7 +206,8 @@ class OutcomeDecider:
             self.abort(live, reason, now)
 
     def abort_if_superseded(self, live: LiveTransaction, now: float) -> None:
-        """Aborts `live` if its name got a later holder, or its sink committed the batch, while it was in doubt."""
+        """Aborts the transaction `live` if, while it was in doubt, its name got a later holder or its sink committed
+        the batch."""
         owned = live.owned
         if live.phase not in (Phase.OPEN, Phase.PREPARED):
             return
@@ -212,7 +223,8 @@ class OutcomeDecider:
         began: float, *,
         is_durable: bool,
     ) -> None:  # fmt: skip
-        """Tells each topic of `waiting` the outcome; without any, the transaction is settled."""
+        """Sends the outcome of the transaction to each topic in `waiting`. If `waiting` is empty, the transaction is
+        settled at once."""
         each_waiting = {each.topic: each for each in waiting}
         if not each_waiting:
             if is_durable and txn in self._table.state.unsettled:
@@ -222,7 +234,7 @@ class OutcomeDecider:
         self._decisions.effects += [SendOutcome(txn, is_committed, each) for each in each_waiting.values()]
 
     def on_settled(self, txn: int, topic: str) -> None:
-        """Fact: the topic has stored the outcome. Repeated calls do nothing."""
+        """Fact: the topic has stored the outcome of the transaction. A repeated call does nothing."""
         ending = self._table.ending.get(txn)
         if ending is None or ending.waiting.pop(topic, None) is None or ending.waiting:
             return
@@ -236,7 +248,7 @@ class OutcomeDecider:
             del self._table.ending[txn]
 
     def find_unsettled(self, txn: int, topic: str) -> Participant | None:
-        """Returns what the topic must still store of a committed transaction; None if the topic has stored the outcome,
-        or the commit is not durable."""
+        """Returns the Participant that describes what the topic must still store of a committed transaction; None if
+        the topic has stored the outcome, or if the commit is not durable."""
         ending = self._table.ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

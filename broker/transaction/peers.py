@@ -38,7 +38,7 @@ class _Queue(NamedTuple):
 
 
 class BrokerPeers:
-    """Sends joins, aborts and settlements to other brokers."""
+    """Sends joins, aborts and settlements of transactions to other brokers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -47,8 +47,9 @@ class BrokerPeers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """Sends a join to the broker that owns the coordinator. Raises the error that it answers, as NotOwner or
-        TransactionForgotten; after ConnectionLost and TimedOut the outcome is unknown."""
+        """Sends a join to the broker that owns the coordinator, and returns its answer. Raises the error that the
+        broker answers, such as NotOwner or TransactionForgotten. After ConnectionLost and TimedOut the outcome is
+        unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
@@ -59,8 +60,8 @@ class BrokerPeers:
         return TxnState(reply.state)
 
     async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> ReportedTransaction:
-        """Asks the owner of a coordinator to abort a transaction if it is open, and returns its state afterwards; with
-        `only_tell`, only asks for the state. Raises the same errors as `join`."""
+        """Asks the owner of a coordinator to abort a transaction if it is open. Returns the state of the transaction
+        afterwards; if `only_tell` is True, only asks for the state. Raises the same errors as `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -174,11 +175,11 @@ TOGETHER = 1_000
 
 
 class SettlementTargets(Protocol):
-    """The topics of the cluster, at whichever broker they are loaded."""
+    """Delivers settlements to the topics of the cluster, at whichever broker a topic is loaded."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Sends settlements to the topic. Returns one value for each: None if the topic has stored it or was certainly
-        deleted, else the error. If this method raises, all of the settlements failed."""
+        """Sends settlements to the topic. Returns one value for each settlement: None if the topic has stored the
+        outcome or was certainly deleted, else the error. If this call raises, all of the settlements failed."""
 
 
 class _Waiting(NamedTuple):
@@ -190,8 +191,8 @@ class _Waiting(NamedTuple):
 
 
 class SettlementSender:
-    """Sends outcomes of transactions to topics until each topic has stored its own. Calls `settled(settlement, topic)`
-    once for each settlement that was added, when it is stored."""
+    """Sends outcomes of transactions to topics, repeatedly until each topic has stored the outcome. Calls the function
+    `settled(settlement, topic)` once for each added settlement, when it is stored."""
 
     def __init__(self, world: World, topics: SettlementTargets, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
@@ -259,6 +260,7 @@ class SettlementSender:
 
     @property
     def waiting_topic_count(self) -> int:
+        """Returns the number of topics that have not stored a settlement yet."""
         return len(self._waiting)
 
     async def close(self) -> None:

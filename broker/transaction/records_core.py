@@ -28,8 +28,8 @@ import msgspec
 
 
 class Participant(NamedTuple):
-    """A topic of a transaction, with the number of the transaction's entries there and the position of the last one, as
-    the client reports them; -1: unknown (broker/common/transactions.py `Settlement`)."""
+    """A topic of a transaction, with the number of the transaction's entries in the topic and the position of the last
+    one, as the client reports them; -1: not known (broker/common/transactions.py `Settlement`)."""
 
     topic: str
     entries: int = -1
@@ -38,7 +38,7 @@ class Participant(NamedTuple):
 
 
 class ParticipantByTopicIndex(NamedTuple):
-    """A Participant whose topic is an index into the record's list of topics."""
+    """A Participant as a record stores it: its topic is an index into the list of topics of the record."""
 
     topic: int
     entries: int
@@ -47,7 +47,7 @@ class ParticipantByTopicIndex(NamedTuple):
 
 
 class SinkTag(msgspec.Struct, frozen=True, array_like=True):
-    """Identifies a transaction of a sink: one attempt (`run`) to write one batch of one query."""
+    """Identifies a transaction of a sink: one attempt (`run`) of one query to write one of its batches."""
 
     sink_id: str
     query_id: str
@@ -56,7 +56,7 @@ class SinkTag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionOwner(msgspec.Struct, frozen=True, array_like=True):
-    """The owner of a transaction, and its name."""
+    """The role that began a transaction, with the name, the holder and the sink of the transaction."""
 
     owner: str  # role that began it
     timeout_s: float
@@ -71,7 +71,7 @@ FORGOTTEN = -1
 
 
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The last batch of a sink that was committed."""
+    """The batch of a sink that was committed last."""
 
     sink_id: str
     query_id: str
@@ -81,11 +81,11 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the coordinator's ledger."""
+    """The base class of the records in a coordinator's ledger."""
 
 
 class Committed(Record, frozen=True, array_like=True, tag=1):
-    """Record: these transactions are committed, all of them or none."""
+    """Record: these transactions are committed, either all of them or none."""
 
     txns: list[tuple[int, list[ParticipantByTopicIndex]]]
     topics: list[str]
@@ -95,7 +95,8 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
-    """Prepares a transaction: after a change of the coordinator's owner it stays open, until its deadline."""
+    """Record: a transaction is prepared. After a change of the coordinator's owner the transaction stays open, until
+    its deadline."""
 
     txn: int
     owned: TransactionOwner
@@ -118,14 +119,14 @@ class Done(Record, frozen=True, array_like=True, tag=4):
 
 
 class Detached(Record, frozen=True, array_like=True, tag=5):
-    """Record: an administrator removed a participant of an ended transaction."""
+    """Record: an administrator removed a participant from an ended transaction."""
 
     txn: int
     topic: str
 
 
 class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
-    """Makes `holder` the holder of a name; earlier holders are fenced."""
+    """Record: a name has the new holder `holder`. Earlier holders of the name are fenced."""
 
     name: str
     holder: int
@@ -134,20 +135,20 @@ class NameHolderChanged(Record, frozen=True, array_like=True, tag=6):
 
 
 class IdleNamesRemoved(Record, frozen=True, array_like=True, tag=7):
-    """Removes names that were idle too long."""
+    """Record: names that were idle for too long are removed."""
 
     names: list[str]
     owners: list[str] = []  # of each of them; fewer: of no role
 
 
 class OutcomesDiscarded(Record, frozen=True, array_like=True, tag=8):
-    """Discards the outcomes of all ids below `below`."""
+    """Record: the outcomes of all transaction ids below `below` are discarded."""
 
     below: int
 
 
 class HandedOverTransaction(NamedTuple):
-    """An open transaction that one epoch hands to the next, with the topics that joined it."""
+    """An open transaction that one epoch hands over to the next one, with the topics that have joined it."""
 
     txn: int
     owned: TransactionOwner
@@ -155,14 +156,15 @@ class HandedOverTransaction(NamedTuple):
 
 
 class HandedOverIdLease(NamedTuple):
-    """Transaction ids that one epoch leased to a client, and that the client has not used yet."""
+    """Transaction ids that one epoch leased to a client and that the client has not used yet. The epoch hands them over
+    to the next one."""
 
     txns: list[int]
     owned: TransactionOwner
 
 
 class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
-    """Hands over the open transactions to the next epoch."""
+    """Record: an epoch ended in order, and hands its open transactions over to the next epoch."""
 
     epoch: int
     opened: list[HandedOverTransaction]
@@ -170,7 +172,7 @@ class EpochHandedOver(Record, frozen=True, array_like=True, tag=9):
 
 
 class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
-    """In a snapshot: the outcomes of transactions that every participant has stored."""
+    """Record of a snapshot: the outcomes of transactions that every participant has stored."""
 
     high: int  # the ids' upper 31 bits
     committed: bytes  # their lower 32 bits: a portable roaring bitmap
@@ -178,26 +180,27 @@ class KeptOutcomes(Record, frozen=True, array_like=True, tag=10):
 
 
 class LargestHolderNumber(Record, frozen=True, array_like=True, tag=11):
-    """In a snapshot: the largest number that any holder of a name has got so far."""
+    """Record of a snapshot: the largest number that any holder of a name has got so far."""
 
     holders: int
 
 
 class KeptSinkBatch(Record, frozen=True, array_like=True, tag=12):
-    """The last committed batch of a sink, and for how long the sink was idle."""
+    """Record: the batch of a sink that was committed last, and for how long the sink was idle."""
 
     sink: SinkBatch
 
 
 class HalfMessage(NamedTuple):
-    """A message of a half message: the client-part of an entry (proto/entry.py) that is not published yet."""
+    """One message of a half message: its topic, and the client-part of an entry (proto/entry.py) that is not published
+    yet."""
 
     topic: str
     entry: bytes
 
 
 class HalfStored(Record, frozen=True, array_like=True, tag=13):
-    """Record: a half message is stored, with its current age and state."""
+    """Record: a half message is stored, with its present age and state."""
 
     half: int
     owner: str  # role that prepared it
@@ -211,7 +214,8 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
 
 
 class HalfAgeRecorded(Record, frozen=True, array_like=True, tag=14):
-    """Records the age of a half message, how often UNKNOWN was answered, and whether it is parked."""
+    """Record: the present age of a half message, how often a check was answered UNKNOWN, and whether the half message
+    is parked."""
 
     half: int
     unknown: int  # number of answers of UNKNOWN
@@ -226,7 +230,7 @@ class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
 
 
 class KeptHalfOutcomes(Record, frozen=True, array_like=True, tag=16):
-    """In a snapshot: the outcomes of half messages."""
+    """Record of a snapshot: the outcomes of half messages."""
 
     committed: bytes  # portable roaring bitmaps of 64 bits
     rolled_back: bytes
@@ -234,7 +238,7 @@ class KeptHalfOutcomes(Record, frozen=True, array_like=True, tag=16):
 
 
 class HalfOutcomesDiscarded(Record, frozen=True, array_like=True, tag=17):
-    """Discards the outcomes of these half messages."""
+    """Record: the outcomes of these half messages are discarded."""
 
     halves: bytes
 
@@ -250,7 +254,7 @@ AnyRecord = (
 def make_commit_record(
     txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
 ) -> Committed:
-    """Returns the record that commits these transactions with their participants."""
+    """Returns the record that commits these transactions, together with their participants."""
     topics: dict[str, int] = {}
     rows = [
         (txn, [ParticipantByTopicIndex(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])

@@ -72,7 +72,7 @@ from .records_core import (
 
 
 class StoredHalves:
-    """The half messages of a coordinator's ledger."""
+    """The half messages that are stored in a coordinator's ledger, and the outcomes of those that have ended."""
 
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
@@ -111,6 +111,7 @@ class StoredHalves:
                 assert_never(record)
 
     def add_committed(self, half: int) -> None:
+        """Removes an open half message, and stores that it is committed."""
         self._remove(half)
         self._committed.add(half)
 
@@ -121,24 +122,25 @@ class StoredHalves:
             self._of.setdefault(stored.owner, BitMap64()).add(half)
 
     def find_outcome(self, half: int) -> TxnState | None:
+        """Returns the outcome of the half message, COMMITTED or ABORTED; None if it has none, or is not known."""
         if half in self._committed:
             return TxnState.COMMITTED
         return TxnState.ABORTED if half in self._rolled_back else None
 
     def has_other_owner(self, half: int, owner: str) -> bool:
-        """Whether the half has ended and another role prepared it. (An earlier version did not record the role: then
-        False.)"""
+        """Returns True if the half message has ended, and another role than `owner` prepared it. (Returns False if an
+        earlier version stored it, because that version did not record the role.)"""
         if self.find_outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
     def ended_half_ids(self) -> BitMap64:
-        """Returns the ids of the half messages that have an outcome which is not discarded yet."""
+        """Returns the ids of the half messages that have an outcome which was not discarded yet."""
         return self._committed | self._rolled_back
 
     @property
     def is_idle(self) -> bool:
-        """Whether no half must be checked: each open one is parked."""
+        """Returns True if no half message must be checked, because each open one is parked."""
         return all(each.parked for each in self.open.values())
 
     def snapshot(self) -> Iterator[HalfRecord]:
@@ -183,7 +185,7 @@ Ids = dict[int, BitMap]
 
 
 class ValuesByRoleAndName(Generic[Value]):
-    """A map with the role and the name as its key. It also counts the names of each role."""
+    """A map whose key is a role and a name. It also counts the names of each role."""
 
     __slots__ = ("_counts", "_values")
 
@@ -192,11 +194,13 @@ class ValuesByRoleAndName(Generic[Value]):
         self._counts: dict[str, int] = {}
 
     def find(self, owner: str, name: str) -> Value | None:
+        """Returns the value that the role `owner` has under the name; else the value of the name that belongs to no
+        role; None if there is neither."""
         found = self._values.get((owner, name))
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Returns the key under which `find` finds the value."""
+        """Returns the key under which `find` finds the value: the role and the name, or "" and the name."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:
@@ -212,8 +216,8 @@ class ValuesByRoleAndName(Generic[Value]):
             del self._counts[owner]
 
     def has_room(self, owner: str, name: str, most: int, most_of_role: int) -> bool:
-        """Whether `owner` may add `name`: it is in the table already, or the table has fewer than `most` values and the
-        role fewer than `most_of_role`. Callers without a role have no bound per role."""
+        """Returns True if the role `owner` may add `name`: the map contains it already, or the map has fewer than
+        `most` values and the role fewer than `most_of_role`. A caller without a role has no limit per role."""
         if (owner, name) in self._values:
             return True
         return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
@@ -268,15 +272,15 @@ class CommittedIds:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[KeptOutcomes]:
-        """Yields the records of a snapshot. Their field `committed` lists the ids of all roles, because an earlier
-        version reads only that field."""
+        """Yields the records with which a snapshot stores the ids. Their field `committed` lists the ids of all roles,
+        because an earlier version reads only that field."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield KeptOutcomes(high, everything.serialize(), owners)
 
     def ids_by_owner(self) -> dict[str, set[int]]:
-        """Returns the ids of committed transactions by the role that began them; "": no role."""
+        """Returns the ids of committed transactions, by the role that began them; "": transactions without a role."""
         found = {"": self._free, **self._of}
         listed = {
             owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
@@ -311,7 +315,8 @@ _NOBODY = TransactionOwner("", 0.0)
 
 
 class UnsettledOutcome(msgspec.Struct):
-    """The outcome of a transaction that is not settled; `waiting`: participants that may not have stored it yet."""
+    """The outcome of a transaction that is not settled. `waiting`: the participants that may not have stored the
+    outcome yet."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -319,14 +324,14 @@ class UnsettledOutcome(msgspec.Struct):
 
 
 class NameHolder(msgspec.Struct):
-    """The holder of a name."""
+    """The present holder of a name: the only one that may begin and end transactions under the name."""
 
     holder: int
     idle_s: float  # when the record was written
 
 
 class CoordinatorState:
-    """The durable state of one coordinator."""
+    """The durable state of one coordinator, which the records of its ledger produce."""
 
     __slots__ = (
         "forgotten_below",
@@ -412,7 +417,8 @@ class CoordinatorState:
             self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
-        """Yields records that restore the state. Each is small, so that they can be divided among entries."""
+        """Yields the records from which the state can be restored. Each record is small, so that the records can be
+        divided among entries."""
         yield LargestHolderNumber(self.last_holder)
         yield OutcomesDiscarded(self.forgotten_below)
         for txn, outcome in self.unsettled.items():
@@ -454,7 +460,7 @@ COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
 class Phase(enum.Enum):
-    """The phase of a transaction that has no durable outcome."""
+    """The phases of a transaction that has no durable outcome."""
 
     OPEN = "open"
     PREPARING = "preparing"
@@ -468,14 +474,15 @@ IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 
 
 class IdLease(msgspec.Struct):
-    """A block of ids that were given together. Those that are not used by the time `until` become void."""
+    """A lease of transaction ids that were given to a client together. The ids that the client has not used by the time
+    `until` become void."""
 
     owned: TransactionOwner
     until: float
 
 
 class LiveTransaction(msgspec.Struct):
-    """A transaction without an outcome."""
+    """A transaction that is in use and has no outcome."""
 
     txn: int
     owned: TransactionOwner
@@ -488,7 +495,7 @@ class LiveTransaction(msgspec.Struct):
 
 
 class UnsettledTransaction(msgspec.Struct):
-    """A transaction with an outcome that some participants have not stored."""
+    """A transaction that has an outcome which some participants have not stored yet."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -499,6 +506,7 @@ class UnsettledTransaction(msgspec.Struct):
 
 
 def txn_state_of(found: LiveTransaction | UnsettledTransaction | TxnState) -> TxnState:
+    """Returns the state of the transaction that a search in the table has found."""
     if isinstance(found, LiveTransaction):
         return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
     if isinstance(found, UnsettledTransaction):
@@ -514,15 +522,15 @@ GONE_MAX = 100_000
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted in this epoch."""
+    """The reason and the role of a transaction that was aborted in this epoch."""
 
     reason: AbortReason
     owner: str
 
 
 class TransactionTable:
-    """The table of ids. `state` is what was read from the ledger; from now on only the coordinator applies records to
-    it."""
+    """The transactions of a coordinator, by id, with the leased ids that are not used yet. `state`: the state that was
+    read from the ledger; from now on only the coordinator applies records to it."""
 
     def __init__(
         self, number: int, epoch: int, state: CoordinatorState, limits: Limits,
@@ -583,8 +591,8 @@ class TransactionTable:
         return TxnId(self.number, txn)
 
     def check_owner(self, txn: int, owner: str | None) -> None:
-        """Raises InvalidRequest, the same as for an id that was never given, if another role began the transaction.
-        `owner` is None: the caller may see those of every role."""
+        """Raises InvalidRequest, the same error as for an id that was never given, if another role than `owner` began
+        the transaction. `owner` None: the caller may see the transactions of every role."""
         if owner is None:
             return
         began = self._owner_of(txn)
@@ -607,16 +615,20 @@ class TransactionTable:
         return InvalidRequest(f"{self.txn_id(txn)} was never given")
 
     def has_later_name_holder(self, owned: TransactionOwner) -> bool:
+        """Returns True if the sink of the transaction has committed its batch, or a later one of the same query,
+        already."""
         tag = owned.tag
         sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
     def check_holder(self, owner: str, name: str, holder: int) -> None:
+        """Raises TransactionFenced if the name has another holder than `holder`."""
         found = self.state.names.find(owner, name) if name else None
         if name and (found is None or found.holder != holder):
             raise TransactionFenced(f"a later holder of {name!r} took over")
 
     def record_abort(self, txn: int, reason: AbortReason, owner: str) -> None:
+        """Counts an aborted transaction, and remembers the reason and the role for later requests."""
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
         self._gone[txn] = AbortedTransaction(reason, owner)
         if len(self._gone) > GONE_MAX:
@@ -630,6 +642,8 @@ class TransactionTable:
         return TransactionForgotten(f"{self.txn_id(txn)} ended more than {self.limits.retention_s:g} s ago")
 
     def why_aborted(self, txn: int) -> MagnetarError:
+        """Returns the error with which a request about an aborted transaction is answered; it contains the reason of
+        the abort."""
         if txn < self.state.forgotten_below:
             return self.make_forgotten_error(txn)
         lost = txn >> COUNTER_BITS < self.epoch
@@ -641,22 +655,22 @@ class TransactionTable:
     # ------------------------------------------------------------------ views
     @property
     def lowest_unsettled_id(self) -> int:
-        """The lowest id that has no outcome, or whose outcome some participant has not stored."""
+        """Returns the lowest transaction id that has no outcome, or whose outcome some participant has not stored."""
         return min((self.next_id, *self.unused, *self.live, *self.ending, *self.state.unsettled))
 
     def oldest_open_s(self, now: float) -> float:
-        """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if there is no such
-        transaction."""
+        """Returns for how many seconds the oldest transaction without an outcome has been open; 0 if no transaction is
+        open."""
         began = (live.began for live in self.live.values())
         return now - min(began, default=now)
 
     def find_sink_batch(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Returns the last committed batch of the sink of the role `owner`, or None."""
+        """Returns the batch that the sink of the role `owner` has committed last; None if it has committed none."""
         return self.state.sinks.find(owner, sink_id)
 
     def transaction_rows(self, now: float, txn: int | None, limit: int) -> list[TransactionRow]:
-        """Returns rows of up to `limit` transactions that are not settled, the oldest first; only of `txn` if it is
-        given."""
+        """Returns the rows of up to `limit` transactions that are not settled, the oldest first; only the row of `txn`
+        if it is given."""
         found = sorted({*self.live, *self.ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self.transaction_row(each, now)) is not None]
 

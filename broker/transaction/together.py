@@ -19,7 +19,7 @@ from .intents_core import Result
 
 
 class CoordinatorRequest:
-    """One request to a coordinator, and its answer as soon as it is answered."""
+    """One request to a coordinator, together with its answer when there is one."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -35,7 +35,7 @@ class CoordinatorRequest:
 
 
 class CoordinatorRequests:
-    """The requests to coordinators that came in one RPC."""
+    """The requests to coordinators that arrived in one RPC."""
 
     def __init__(self) -> None:
         self._questions: list[CoordinatorRequest] = []
@@ -54,8 +54,8 @@ class CoordinatorRequests:
             self._all.set_result(None)
 
     async def wait_answers(self, timeout_s: float) -> list[Result]:
-        """Waits for all answers; returns the results in the order of the requests, errors as values. A request without
-        an answer after `timeout_s` gets TimedOut."""
+        """Waits for the answers to all requests. Returns the results in the order of the requests; an error is returned
+        as a value. A request without an answer after `timeout_s` seconds gets TimedOut."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):

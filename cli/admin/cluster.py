@@ -47,10 +47,10 @@ SORTS = {"traffic": "throughput_in", "backlog": "backlog", "age": "oldest_ms"}
 @click.command()
 @with_operator
 def status(session: Session) -> None:
-    """The cluster on one screen: brokers, bookies, repair, the worst backlogs, and what needs somebody.
+    """Show the cluster on one screen: brokers, bookies, repair, the largest backlogs, and the alarms.
 
-    Exit code 1 if somebody is needed: each alarm has the command that shows more. While the metadata does not answer,
-    that is the first sentence, and the rest is what the broker that was asked knows.
+    Exit code 1 if there is an alarm; each alarm names the command that shows more. While the metadata does not answer,
+    the first sentence says so, and the rest is what the broker that was asked knows.
 
     \b
     Examples:
@@ -103,8 +103,8 @@ def broker_row(found: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 
 def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[str, Any]]:
-    """Returns the registered bookies and those that ledgers name, with the state that they say themselves. While the
-    metadata is away no bookie is asked."""
+    """Returns the bookies that are registered, or that the metadata of ledgers names, each with the state that it
+    reports itself. While the metadata does not answer, no bookie is asked."""
     from ...proto.errors import MagnetarError
     from ..storage.admin_port import ask_answering
     from ..storage.ledgers import ask_any_bookie
@@ -135,8 +135,8 @@ def list_known_bookies(session: Session, summary: ClusterSummary) -> list[dict[s
 
 
 def repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | None:
-    """Returns the repair state that a bookie reports. Returns None if no bookie reports one, or the metadata, which
-    bookies read for it, does not answer."""
+    """Returns the state of repair (missing copies of ledgers) that a bookie reports. Returns None if no bookie reports
+    a state, or if the metadata does not answer, from which bookies read the state."""
     from ...proto.errors import MagnetarError
     from ..storage.ledgers import ask_any_bookie
 
@@ -153,7 +153,8 @@ def repair_state(session: Session, summary: ClusterSummary) -> dict[str, Any] | 
 
 
 def find_largest_topics(summary: ClusterSummary, by: str, limit: int) -> list[dict[str, Any]]:
-    """Returns the largest topics of all brokers, the largest first. `by`: one of SORTS."""
+    """Returns the `limit` largest topics of all brokers, the largest first. `by` is one of SORTS, and says by which
+    number topics are compared."""
     rows = [asdict(row) for broker in summary.brokers for row in getattr(broker, f"by_{by}")]
     if by == "traffic":
         rows.sort(key=lambda row: (-(row["throughput_in"] + row["throughput_out"]), row["name"]))
@@ -182,7 +183,8 @@ def topic_row(found: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     option("--once", is_flag=True, help="Show it once; so it is on a pipe."),
 )
 def top(session: Session, by: str, contains: str, limit: int, every_s: float, once: bool) -> None:
-    """Topics with most traffic, the largest backlog or the oldest message, of all brokers, until Ctrl-C.
+    """Show the topics of all brokers with most traffic, the largest backlog or the oldest message, again and again
+    until Ctrl-C.
 
     \b
     Examples:
@@ -216,7 +218,8 @@ def _largest_now(session: Session, by: str, contains: str, limit: int) -> tuple[
 
 @session_command(watched=True)
 def why(session: Session, topic: str, subscription: str = "") -> None:
-    """Why the subscriptions of a topic, or one of them, do not get on, and what keeps the topic's ledgers.
+    """Show why the subscriptions of a topic, or one of them, make no progress, and why the topic's ledgers are not
+    deleted.
 
     \b
     Examples:
@@ -306,7 +309,8 @@ bookies = LazyGroup(
 
 @session_command(name="list", watched=True)
 def list_brokers(session: Session) -> None:
-    """Brokers, how many topics and bundles each owns (- when it does not answer), and whether it drains.
+    """List the brokers: how many topics and bundles each of them owns (- if the broker does not answer), and whether it
+    is being drained.
 
     Example: magnetar brokers list -o json
     """
@@ -323,10 +327,12 @@ DRAIN_LOOK_S = 0.5
     option("--wait-s", type=FiniteNumber(0), default=None, help="… but at most so many seconds."),
 )
 def drain(session: Session, broker: str, wait: bool, wait_s: float | None) -> None:
-    """Let a broker give what it owns to the other brokers of its group, and get nothing, until it is undrained.
+    """Move all topics and bundles of a broker to the other brokers of its group, and give it no new ones until it is
+    undrained.
 
-    It begins within two seconds. Its clients are told where to go. The order outlives a restart of the broker. Without
-    another broker in the group it keeps all. Ctrl-C ends the waiting, not the drain. BROKER is its name.
+    The drain begins within two seconds. The broker's clients are told where to go. The order stays in force when the
+    broker restarts. If there is no other broker in the group, the broker keeps everything. Ctrl-C ends the waiting, not
+    the drain. BROKER is the name of the broker.
 
     \b
     Examples:
@@ -367,7 +373,7 @@ def _say_left(broker: BrokerInfo) -> str:
 
 @session_command()
 def undrain(session: Session, broker: str) -> None:
-    """Let a broker get bundles again. What it gave away stays where it is.
+    """Let a drained broker get bundles again. The bundles that it gave away stay at the other brokers.
 
     Example: magnetar brokers undrain broker-1
     """
@@ -380,7 +386,7 @@ CONFIG = option("--config", "-c", "setting", required=True, metavar="NAME", help
 
 @session_command(watched=True)
 def list_dynamic_config(session: Session) -> None:
-    """Names of the settings that may change while brokers run.
+    """List the names of the settings that can be changed while brokers run.
 
     Example: magnetar brokers list-dynamic-config
     """
@@ -390,7 +396,7 @@ def list_dynamic_config(session: Session) -> None:
 
 @session_command(watched=True)
 def get_all_dynamic_config(session: Session) -> None:
-    """The settings that were changed for all brokers while they run, with their values.
+    """Show the settings that were changed for all brokers with update-dynamic-config, and their values.
 
     Example: magnetar brokers get-all-dynamic-config
     """
@@ -404,10 +410,11 @@ def get_all_dynamic_config(session: Session) -> None:
     watched=True,
 )
 def get_runtime_config(session: Session, changed: bool) -> None:
-    """The settings in force at the broker that answers, each with its source.
+    """Show the settings of the broker that answers, and the source of each value.
 
-    The source is default; file (--config); environment (MAGNETAR_BROKER_…); option, also of what is worked out from
-    memory_bytes; or dynamic, which beats them: it was changed for all brokers with update-dynamic-config.
+    The source is default; file (--config); environment (MAGNETAR_BROKER_…); option, which also means a value that was
+    computed from memory_bytes; or dynamic: the value was changed for all brokers with update-dynamic-config, and
+    overrides the other sources.
 
     \b
     Examples:
@@ -424,8 +431,9 @@ def get_runtime_config(session: Session, changed: bool) -> None:
 
 @session_command(CONFIG, option("--value", "-v", required=True, help="Items of a list are separated by commas."))
 def update_dynamic_config(session: Session, setting: str, value: str) -> None:
-    """Change a setting of all brokers: it is stored in the metadata, and each applies it within a second or two. It
-    beats what brokers are started with, until it is deleted; so brokers that start later have it too.
+    """Change a setting of all brokers. The value is stored in the metadata, and each broker applies it within a second
+    or two. Until it is deleted, it overrides the value with which a broker was started, also for brokers that start
+    later.
 
     \b
     Examples:
@@ -438,7 +446,7 @@ def update_dynamic_config(session: Session, setting: str, value: str) -> None:
 
 @session_command(CONFIG)
 def delete_dynamic_config(session: Session, setting: str) -> None:
-    """Remove a change of all brokers: each has the value again that it was started with.
+    """Undo the change of a setting for all brokers: each broker uses again the value that it was started with.
 
     Example: magnetar brokers delete-dynamic-config --config log_level
     """
@@ -450,11 +458,11 @@ def delete_dynamic_config(session: Session, setting: str) -> None:
 @option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
 @watching_operator
 def list_bookies(session: Session, registered: bool) -> None:
-    """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
+    """List the bookies, also those that are away: their state, their disks, and how many ledgers name them.
 
-    writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
-    registered), forgotten (no cookie any more, and ledgers still name it). The free space is what each bookie says now;
-    of one that does not answer, and with --registered, what it registered, a minute ago at most.
+    The states: writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
+    registered), forgotten (it has no cookie any more, but ledgers still name it). The free space is what each bookie
+    reports now; for a bookie that does not answer, and with --registered, what it registered a minute ago at most.
 
     \b
     Examples:
@@ -513,8 +521,8 @@ spark = LazyGroup(
 
 @session_command(NAMESPACE, watched=True)
 def queries(session: Session, namespace: str) -> None:
-    """The queries that hold data, with what each has not committed, by topic and partition. A query has the id that is
-    in the file `metadata` of its checkpoint, and shown by Spark.
+    """List the Spark queries whose subscriptions keep data, and how much each of them has not committed, by topic and
+    partition. The id of a query is in the file `metadata` of its checkpoint, and Spark shows it.
 
     Example: magnetar spark queries
     """
@@ -529,8 +537,8 @@ def queries(session: Session, namespace: str) -> None:
 
 @session_command(NAMESPACE)
 def forget(session: Session, query: str, namespace: str) -> None:
-    """Delete the subscriptions of a query that does not run any more, by its id. If it runs again, it goes on from its
-    checkpoint; what was deleted meanwhile is lost to it.
+    """Delete the subscriptions of a Spark query that does not run any more, by the query's id. If the query runs again,
+    it continues from its checkpoint; messages that were deleted meanwhile are lost to it.
 
     Example: magnetar spark forget 6e1d5c1c-0d0e-4a3b-9a51-2f1c5a4f8f0e
     """

@@ -65,7 +65,8 @@ SYNCS = 20
 
 @dataclass
 class ClusterFacts:
-    """The input of the checks. It consists of plain records, so that a test can write it down."""
+    """What `magnetar doctor` knows of a cluster: the input of its checks. The records are plain, so that a test can
+    write them down."""
 
     now_ms: int
     brokers: Sequence[Row] = ()  # as of `status`
@@ -87,7 +88,8 @@ class ClusterFacts:
 
 
 class DoctorCheck(NamedTuple):
-    """A row of the table: what it looks at, and the function that finds what is wrong, or says why it cannot know."""
+    """One check of `magnetar doctor`: its code, what it checks, and the function that returns the alarms, or a text
+    that says why the check is not possible."""
 
     code: str
     what: str
@@ -96,8 +98,8 @@ class DoctorCheck(NamedTuple):
 
 
 def run_checks(facts: ClusterFacts) -> tuple[list[Alarm], dict[str, str]]:
-    """Returns the findings, the urgent ones first, and per check (code) its state: ok, look, wrong, or why it is not
-    known."""
+    """Runs all checks. Returns the alarms, the urgent ones first, and the state of each check by its code: ok, look (an
+    alarm that can wait), wrong (an urgent alarm), or the reason why the state is not known."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in CHECKS:
         away = facts.metadata_away_ms and check.asks_metadata
@@ -244,7 +246,7 @@ def _skewed(facts: ClusterFacts) -> Iterator[Alarm]:
 
 
 class DoctorRisk(NamedTuple):
-    """A value of a broker's setting that somebody may not have meant."""
+    """A risky value of a broker's setting, which the operator may have set by mistake."""
 
     setting: str
     is_risky: Callable[[str], bool]
@@ -315,7 +317,8 @@ CHECKS = (
 
 # -------------------------------------------------------------------------------------------------------- facts
 def gather(session: Session, backup: str | None) -> ClusterFacts:
-    """Asks the cluster for the facts. What a server does not say is left out."""
+    """Asks the servers of the cluster for the facts that the checks need. Leaves out the facts of a server that does
+    not answer."""
     from ...proto.versions import PRODUCT
     from ..storage.admin_port import find_bookies
 
@@ -414,8 +417,8 @@ def _read_partitions(session: Session, summary: ClusterSummary) -> list[Row]:
 
 
 def newest_file_ms(place: str | None) -> int | None:
-    """Returns when the newest file of a folder, or the file itself, was written; 0 if there is none, None if no place
-    is given."""
+    """Returns when the newest file of the folder `place` (or the file `place` itself) was written, in ms since the
+    epoch; 0 if the folder is empty, None if no `place` is given."""
     if place is None:
         return None
     path = Path(place)
@@ -425,7 +428,7 @@ def newest_file_ms(place: str | None) -> int | None:
 
 # ------------------------------------------------------------------------------------------------------ offline
 class OfflineCheck(NamedTuple):
-    """As Check, of a data directory."""
+    """One check of a data directory, as `DoctorCheck` is one of a running cluster."""
 
     code: str
     what: str
@@ -433,8 +436,8 @@ class OfflineCheck(NamedTuple):
 
 
 def examine_directory(directory: Path) -> tuple[list[Alarm], dict[str, str]]:
-    """As `run_checks`, of a data directory; of its files it reads those of bookies that say what they are. It writes
-    and removes one file."""
+    """Checks a data directory and returns like `run_checks`. Of the files in the directory it reads only those in which
+    bookies identify themselves; it writes one file, and removes that again."""
     findings, states = list[Alarm](), dict[str, str]()
     for check in OFFLINE:
         answer = check.find(directory)
@@ -467,7 +470,8 @@ def _measured_sync(directory: Path) -> Iterable[Alarm] | str:
 
 
 def measure_sync(directory: Path) -> float:
-    """Returns the seconds that a write of 4 KiB and its sync take in the directory: the slowest but one."""
+    """Measures how long it takes to write 4 KiB in the directory and to sync them. Returns the second slowest of
+    several times, in seconds."""
     name = directory / f".magnetar-doctor-{os.getpid()}"
     clock, took = SystemClock(), list[float]()
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -530,9 +534,9 @@ OFFLINE = (
 )  # fmt: skip
 @with_operator
 def doctor(session: Session, backup: str | None, offline: str | None) -> None:
-    """Go through the checks that have a code, and say what is wrong and which command helps.
+    """Run all checks of the cluster, and show what is wrong and which command helps.
 
-    Exit code 1 if something is wrong. What is marked - may be meant so, or can wait.
+    Exit code 1 if something is wrong. A finding that is marked with - may be intended, or can wait.
 
     \b
     Examples:

@@ -56,7 +56,7 @@ def _split(text: str) -> list[str]:
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
 def grant_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
-    """Let a role produce or consume in all topics of a namespace. It has these actions and no others there.
+    """Let a role produce or consume in all topics of a namespace. Afterwards the role has exactly these actions there.
 
     Example: magnetar namespaces grant-permission acme/orders --role billing --actions consume
     """
@@ -66,7 +66,7 @@ def grant_namespace(session: Session, namespace: str, role: str, actions: str) -
 
 @session_command(ROLE, name="revoke-permission")
 def revoke_namespace(session: Session, namespace: str, role: str) -> None:
-    """Take from a role what it was granted at a namespace. What its topics grant it stays.
+    """Take from a role all that was granted to it in a namespace. What was granted to it for single topics stays.
 
     Example: magnetar namespaces revoke-permission acme/orders --role billing
     """
@@ -76,7 +76,7 @@ def revoke_namespace(session: Session, namespace: str, role: str) -> None:
 
 @session_command(name="permissions", watched=True)
 def of_namespace(session: Session, namespace: str) -> None:
-    """Which roles may do what in a namespace.
+    """List the roles that were granted something in a namespace, and which actions each role has.
 
     Example: magnetar namespaces permissions acme/orders
     """
@@ -85,7 +85,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 @session_command(ROLE, ACTIONS, name="grant-permission")
 def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
-    """Let a role produce to a topic or consume from it, with all its partitions.
+    """Let a role produce to a topic, or consume from it, in all partitions of the topic.
 
     Example: magnetar topics grant-permission acme/orders/eu --role web --actions produce,consume
     """
@@ -95,7 +95,7 @@ def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
 
 @session_command(ROLE, name="revoke-permission")
 def revoke_topic(session: Session, topic: str, role: str) -> None:
-    """Take from a role what it was granted at a topic. What the namespace grants it stays.
+    """Take from a role all that was granted to it for a topic. What was granted to it in the namespace stays.
 
     Example: magnetar topics revoke-permission acme/orders/eu --role web
     """
@@ -105,7 +105,8 @@ def revoke_topic(session: Session, topic: str, role: str) -> None:
 
 @session_command(name="permissions")
 def of_topic(session: Session, topic: str) -> None:
-    """Which roles were granted what for a topic alone, beside what its namespace grants.
+    """List the roles that were granted actions for this topic alone. Grants of the topic's namespace are not in the
+    list.
 
     Example: magnetar topics permissions acme/orders/eu
     """
@@ -116,7 +117,8 @@ def of_topic(session: Session, topic: str) -> None:
     SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission"
 )
 def grant_subscription(session: Session, namespace: str, subscription: str, roles: str) -> None:
-    """Only these roles may use the subscription, in all topics of the namespace. They need `consume` too.
+    """Let only these roles use a subscription, in all topics of the namespace. The roles also need the action
+    `consume`.
 
     Example: magnetar namespaces grant-subscription-permission acme/orders -s billing --roles billing,audit
     """
@@ -126,7 +128,8 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
 
 @session_command(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
 def revoke_subscription(session: Session, namespace: str, subscription: str, role: str) -> None:
-    """Take a role off a subscription's list. With the last one the list goes: every role with `consume` may use it.
+    """Remove a role from the list of roles that may use a subscription. When the last role is removed, the list is
+    deleted: then every role with the action `consume` may use the subscription.
 
     Example: magnetar namespaces revoke-subscription-permission acme/orders -s billing --role audit
     """
@@ -136,7 +139,8 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
 
 @session_command(name="subscription-permission")
 def of_subscriptions(session: Session, namespace: str) -> None:
-    """Which roles may use which subscriptions. One that is not shown takes every role with `consume`.
+    """List the subscriptions of a namespace that only certain roles may use, with these roles. A subscription that is
+    not listed may be used by every role with the action `consume`.
 
     Example: magnetar namespaces subscription-permission acme/orders
     """
@@ -150,7 +154,8 @@ def of_subscriptions(session: Session, namespace: str) -> None:
     name="set-subscription-auth-mode",
 )
 def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
-    """Prefix: the name of a subscription is the role's, or begins with it and `-`.
+    """Set whether a subscription's name must begin with its user's role. With Prefix, the name is the role's, or begins
+    with the role and `-`; with None it is free.
 
     Example: magnetar namespaces set-subscription-auth-mode acme/orders --subscription-auth-mode Prefix
     """
@@ -160,7 +165,7 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
 
 @session_command(name="get-subscription-auth-mode")
 def get_auth_mode(session: Session, namespace: str) -> None:
-    """Whether subscriptions are named by their role.
+    """Show whether the names of subscriptions must begin with the role that uses them.
 
     Example: magnetar namespaces get-subscription-auth-mode acme/orders
     """
@@ -234,7 +239,7 @@ AT_CREATION = tuple(
 
 
 def with_policies(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds the options that set policies. An option that is not given is None."""
+    """Decorates a command: adds an option for each policy. The value of an option that is not given is None."""
     function = policy_options(AT_CREATION)(function)
     for each in (
         option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
@@ -254,7 +259,7 @@ def _divide_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 @session_command(watched=True)
 def list_(session: Session, tenant: str = "public") -> None:
-    """Namespaces of a tenant (default public).
+    """List the namespaces of a tenant (default public).
 
     Example: magnetar namespaces list public
     """
@@ -263,7 +268,7 @@ def list_(session: Session, tenant: str = "public") -> None:
 
 @session_command(with_policies)
 def create(session: Session, namespace: str, **given: Any) -> None:
-    """Make a namespace.
+    """Create a namespace.
 
     Example: magnetar namespaces create public/orders --retention-time 3d
     """
@@ -276,7 +281,7 @@ def create(session: Session, namespace: str, **given: Any) -> None:
 
 @session_command(with_policies)
 def update(session: Session, namespace: str, **given: Any) -> None:
-    """Change policies of a namespace; what is not given stays.
+    """Change policies of a namespace. Policies for which no option is given stay as they are.
 
     Example: magnetar namespaces update public/default --retention-time 7d --retention-size 10G
     """
@@ -291,7 +296,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
 
 @session_command(option("-ap", "--applied", is_flag=True, help="With what the broker sets."), watched=True)
 def policies(session: Session, namespace: str = "public/default", *, applied: bool) -> None:
-    """How a namespace makes topics, and the policies that it sets.
+    """Show the policies that are set for a namespace, and how its topics are created.
 
     Example: magnetar namespaces policies public/default
     """
@@ -311,7 +316,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
 
 @session_command(watched=True)
 def stats(session: Session, namespace: str = "public/default") -> None:
-    """Messages, storage and backlog of each topic of a namespace.
+    """Show the messages, storage and backlog of each topic of a namespace.
 
     Example: magnetar namespaces stats public/default
     """
@@ -327,7 +332,7 @@ def stats(session: Session, namespace: str = "public/default") -> None:
 
 @session_command(option("-f", "--force", is_flag=True, help="Delete its topics too."))
 def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
-    """Delete a namespace. Refused while it has topics, unless forced.
+    """Delete a namespace. Refused while the namespace has topics, unless --force is given.
 
     Example: magnetar namespaces delete public/orders
     """
@@ -338,7 +343,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
 
 @session_command(watched=True)
 def bundles(session: Session, namespace: str = "public/default") -> None:
-    """The hash ranges of a namespace's topics, by which brokers own them.
+    """Show the bundles of a namespace (ranges of the hashes of topic names), each with the broker that owns it.
 
     Example: magnetar namespaces bundles public/default
     """
@@ -350,7 +355,8 @@ def bundles(session: Session, namespace: str = "public/default") -> None:
 
 @session_command(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))
 def unload(session: Session, namespace: str, bundle: str) -> None:
-    """Let every broker close a namespace's topics and give them up. Who looks one up next, gives it a new owner.
+    """Let every broker close its topics of a namespace and give them up. A topic gets a new owner when a client next
+    looks it up.
 
     Example: magnetar namespaces unload public/default
     """
@@ -364,7 +370,8 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
     option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask."),
 )
 def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool) -> None:
-    """Acknowledge everything unseen, for one subscription or for each, in all topics of a namespace.
+    """Acknowledge all messages that were not delivered yet, for one subscription or for each, in all topics of a
+    namespace.
 
     Example: magnetar namespaces clear-backlog public/default -s billing -f
     """
@@ -381,7 +388,8 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     option("-f", "--force", is_flag=True, help="Although consumers are connected."),
 )
 def unsubscribe(session: Session, namespace: str, subscription: str, force: bool, yes: bool) -> None:
-    """Delete a subscription of every topic of a namespace that has it: nothing is kept for it any more.
+    """Delete a subscription from every topic of a namespace that has it. Messages are not kept for this subscription
+    any more.
 
     Example: magnetar namespaces unsubscribe public/default -s billing
     """
@@ -399,7 +407,7 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     name="set-auto-topic-creation",
 )
 def set_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
-    """Whether topics are made at first use, and with how many partitions.
+    """Set whether the topics of a namespace are created at their first use, and with how many partitions.
 
     Example: magnetar namespaces set-auto-topic-creation public/default --enable -t partitioned -n 4
     """
@@ -410,7 +418,8 @@ def set_creation(session: Session, namespace: str, enabled: bool, kind: str, par
 
 @session_command(name="remove-auto-topic-creation")
 def remove_creation(session: Session, namespace: str) -> None:
-    """Topics are made at first use, without partitions, where the broker allows it.
+    """Remove the namespace's own setting: its topics are created at their first use, without partitions, if the broker
+    allows that.
 
     Example: magnetar namespaces remove-auto-topic-creation public/default
     """
@@ -430,7 +439,8 @@ def _change_creation(
 
 @session_command(name="get-auto-topic-creation")
 def get_creation(session: Session, namespace: str) -> None:
-    """Whether topics are made at first use, and with how many partitions (0: not partitioned).
+    """Show whether topics of a namespace are created at their first use, and with how many partitions (0: not
+    partitioned).
 
     Example: magnetar namespaces get-auto-topic-creation public/default
     """

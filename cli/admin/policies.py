@@ -64,7 +64,7 @@ def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
 
 @session_command(name="get-properties")
 def of_namespace(session: Session, namespace: str) -> None:
-    """What was noted of a namespace. Its topics do not inherit it.
+    """Show the properties (texts by key) of a namespace. Its topics do not inherit them.
 
     Example: magnetar namespaces get-properties acme/orders
     """
@@ -73,7 +73,7 @@ def of_namespace(session: Session, namespace: str) -> None:
 
 @session_command(PROPERTIES, name="set-properties")
 def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
-    """Note properties of a namespace; others stay.
+    """Set properties (texts by key) of a namespace. Its other properties stay.
 
     Example: magnetar namespaces set-properties acme/orders -p owner=ada -p tier=1
     """
@@ -84,7 +84,7 @@ def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -
 
 @session_command(KEYS, name="remove-property")
 def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
-    """Remove properties of a namespace. A missing one does nothing.
+    """Remove the properties with these keys from a namespace. A key that is missing is no error.
 
     Example: magnetar namespaces remove-property acme/orders -k owner
     """
@@ -104,7 +104,7 @@ def clear_of_namespace(session: Session, namespace: str) -> None:
 
 @session_command(name="get-properties")
 def of_topic(session: Session, topic: str) -> None:
-    """What was noted of a topic; a partition has the properties of its topic.
+    """Show the properties (texts by key) of a topic. A partition has the properties of its topic.
 
     Example: magnetar topics get-properties orders
     """
@@ -113,7 +113,7 @@ def of_topic(session: Session, topic: str) -> None:
 
 @session_command(PROPERTIES, name="update-properties")
 def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
-    """Note properties of a topic; others stay.
+    """Set properties (texts by key) of a topic. Its other properties stay.
 
     Example: magnetar topics update-properties orders -p owner=ada
     """
@@ -124,7 +124,7 @@ def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
 
 @session_command(KEYS, name="remove-properties")
 def remove_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
-    """Remove properties of a topic. A missing one does nothing.
+    """Remove the properties with these keys from a topic. A key that is missing is no error.
 
     Example: magnetar topics remove-properties orders -k owner
     """
@@ -189,7 +189,8 @@ ALIASES = {
 
 
 def policy_commands(level: str) -> dict[str, LazyCommand]:
-    """Returns the commands of policies for the LazyGroup of `level`: `namespaces` or `topics`."""
+    """Returns the commands that set, get and remove policies, by name, for the command group `level`: `namespaces` or
+    `topics`."""
     return {
         f"{act}-{verb.name_at(level)}": LazyCommand(".admin.policies", f"{level} {act} {verb.name}", verb.help)
         for verb in POLICIES
@@ -199,12 +200,13 @@ def policy_commands(level: str) -> dict[str, LazyCommand]:
 
 
 def given_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options that were given, as fields of Policies."""
+    """Returns the options that the user gave, as fields of the Policies message by name."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def policy_options(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds the click options of these policies. An option that is not given is None."""
+    """Returns a decorator that adds one option for each of these policies to a command. The value of an option that is
+    not given is None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for field in reversed(fields):
@@ -286,7 +288,7 @@ def read_policies(session: Session, level: str, target: str, *, applied: bool = 
 
 
 def change_policies(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets the given policies, then returns the policies that are set at that level."""
+    """Sets the policies `given` of the namespace or topic `target`. Returns all policies that are then set there."""
     import msgspec
 
     from ...proto.policies import Policies

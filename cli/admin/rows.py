@@ -19,7 +19,7 @@ from ..common.session import COMPLETED, SUBSCRIPTION, WATCHED, YES, Session, con
 
 
 def make_row_commands(group: str) -> dict[str, LazyCommand]:
-    """Returns the commands of a group that follow from rows, by their last word."""
+    """Returns the commands that a group gets from the table proto/operations.py, by the last word of their names."""
     found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
     return {
         each.words.removeprefix(f"{group} "): LazyCommand(".admin.rows", each.words, each.line)

@@ -45,7 +45,7 @@ schemas = LazyGroup(
     option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted."),
 )
 def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
-    """The newest schema of a topic, or a version.
+    """Show the newest schema of a topic, or the version that is given.
 
     Example: magnetar schemas get orders -v 0
     """
@@ -57,7 +57,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
 
 @session_command(watched=True)
 def list_(session: Session, topic: str) -> None:
-    """All versions that are not deleted, in their order.
+    """List all versions of a topic's schema that are not deleted, the oldest first.
 
     Example: magnetar schemas list orders
     """
@@ -79,7 +79,7 @@ def _row(found: TopicSchema) -> dict[str, Any]:
 
 @session_command(FILE)
 def upload(session: Session, topic: str, file: str) -> None:
-    """Register a schema, also where producers may not. An equal one keeps its version.
+    """Register a schema, also where producers may not. A schema that is registered already keeps its version.
 
     Example: magnetar schemas upload orders -f order.json
     """
@@ -92,7 +92,7 @@ def upload(session: Session, topic: str, file: str) -> None:
     option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing."),
 )
 def extract(session: Session, topic: str, classname: str, type_: str, dry_run: bool) -> None:
-    """Register the schema of a Python class that can be imported from here.
+    """Register the schema of a Python class, which must be importable from the current directory.
 
     Example: magnetar schemas extract orders -c shop.records:Order
     """
@@ -123,7 +123,7 @@ def _class(named: str) -> Any:
 
 @session_command(FILE)
 def compatibility(session: Session, topic: str, file: str) -> None:
-    """Whether a schema could be registered, and by which rule.
+    """Show whether a schema could be registered at a topic, and by which compatibility rule. Nothing is registered.
 
     Example: magnetar schemas compatibility orders -f order.json
     """
@@ -137,7 +137,8 @@ def compatibility(session: Session, topic: str, file: str) -> None:
     option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
 )
 def delete(session: Session, topic: str, force: bool) -> None:
-    """Delete the schemas of a topic: they count for nothing, and still decode what was written with them.
+    """Delete the schemas of a topic: new schemas are not compared with them any more. Messages that were written with
+    them can still be decoded.
 
     Example: magnetar schemas delete orders
     """

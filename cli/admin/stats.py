@@ -41,12 +41,13 @@ _CAUGHT_UP = "everything was delivered"
 
 
 def partition_stats(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
-    """Returns the statistics of each partition, from its owner; of a topic without partitions, its own."""
+    """Asks the owner of each partition for its statistics, and returns them. For a topic without partitions, returns
+    the statistics of the topic."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
-    """Returns one record for the topic: the sum over its partitions."""
+    """Returns the statistics of a topic as one record; numbers are summed over its partitions."""
     return make_topic_record(session, topic, partition_stats(session, topic, precise=precise))
 
 
@@ -106,7 +107,7 @@ def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
 
 
 def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
-    """Makes a row of the table from the record of a topic."""
+    """Returns the row of a table that shows the transactions of a topic, made from the topic's record."""
     found = record["transactions"]
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
@@ -138,7 +139,7 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
-    """Returns the subscriptions by name; counts are summed over partitions."""
+    """Returns the statistics of a topic's subscriptions, by name; counts are summed over the partitions."""
     parts: dict[str, list[values.SubscriptionStats]] = {}
     for reply in found:
         for each in reply.subscriptions:
@@ -150,7 +151,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 
 
 def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Makes the rows of the table from what `subscriptions` returned."""
+    """Returns the rows of the table of subscriptions, made from what the function `subscriptions` returned."""
     return [
         {
             **record,

@@ -52,7 +52,7 @@ def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     PROPERTIES,
 )
 def create(session: Session, topic: str, subscription: str, position: str, pairs: tuple[str, ...]) -> None:
-    """Make a subscription, before any consumer comes.
+    """Create a subscription before its first consumer connects.
 
     Example: magnetar subscriptions create orders -s billing -m earliest
     """
@@ -64,7 +64,7 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
 
 @session_command(SUBSCRIPTION, name="get-subscription-properties")
 def properties(session: Session, topic: str, subscription: str) -> None:
-    """The properties of a subscription, each partition's.
+    """Show the properties of a subscription, for each partition.
 
     Example: magnetar topics get-subscription-properties orders -s billing
     """
@@ -83,7 +83,7 @@ def properties(session: Session, topic: str, subscription: str) -> None:
     name="update-subscription-properties",
 )
 def set_properties(session: Session, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
-    """Give a subscription these properties and no others. Some set its own dead-letter policy:
+    """Replace all properties of a subscription. Some properties set the dead-letter policy of this subscription:
     dead-letter.max-redeliver-count, dead-letter.topic, dead-letter.backoff-s.
 
     Example: magnetar topics update-subscription-properties orders -s billing -p dead-letter.max-redeliver-count=5
@@ -102,7 +102,8 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     watched=True,
 )
 def stats(session: Session, topic: str, subscription: str | None) -> None:
-    """Backlog, holes, consumers, and why the next message is not delivered.
+    """Show the backlog, the holes (acknowledged ranges after the mark-delete position) and the consumers of a
+    subscription, and why its next message is not delivered.
 
     Example: magnetar subscriptions stats orders -s billing
     """
@@ -126,7 +127,7 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     watched=True,
 )
 def peek(session: Session, topic: str, subscription: str, count: int) -> None:
-    """Show the next messages of a subscription; they stay where they are.
+    """Show the next messages of a subscription without consuming them.
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
@@ -143,7 +144,7 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
     option("-a", "--all", "everything", is_flag=True, help="All there are."),
 )
 def skip(session: Session, topic: str, subscription: str, count: int | None, everything: bool) -> None:
-    """Acknowledge the next messages of a subscription unseen.
+    """Acknowledge the next messages of a subscription without delivering them.
 
     Example: magnetar topics skip orders -s billing -n 10
     """
@@ -154,7 +155,7 @@ def skip(session: Session, topic: str, subscription: str, count: int | None, eve
 
 @session_command(SUBSCRIPTION, name="clear-backlog")
 def clear(session: Session, topic: str, subscription: str) -> None:
-    """Acknowledge everything of a subscription unseen.
+    """Acknowledge all messages of a subscription without delivering them.
 
     Example: magnetar topics clear-backlog orders -s billing
     """
@@ -177,7 +178,8 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
 def reset(
     session: Session, topic: str, subscription: str, moment: str | None, position: str | None, exclude: bool
 ) -> None:
-    """Move a subscription to a time or a message: what comes after is delivered (again).
+    """Move a subscription to a time or a message. All messages after this position are delivered, also those that were
+    delivered before.
 
     Example: magnetar topics reset-cursor orders -s billing -t 2h
     """
@@ -225,7 +227,8 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     name="expire-messages",
 )
 def expire(session: Session, topic: str, subscription: str, older: str | None, position: str | None) -> None:
-    """Acknowledge what is older than a time, or everything up to a message, unseen.
+    """Acknowledge all messages of a subscription that are older than a time, or all messages up to a given one, without
+    delivering them.
 
     Example: magnetar topics expire-messages orders -s billing -t 2h
     """
@@ -234,7 +237,7 @@ def expire(session: Session, topic: str, subscription: str, older: str | None, p
 
 @session_command(OLDER, name="expire-messages-all-subscriptions")
 def expire_all(session: Session, topic: str, older: str | None) -> None:
-    """Acknowledge what is older than a time, for every subscription.
+    """Acknowledge the messages that are older than a time, for every subscription of a topic, without delivering them.
 
     Example: magnetar topics expire-messages-all-subscriptions orders -t 3d
     """
@@ -275,7 +278,8 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     name="get-message-by-id",
 )
 def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
-    """Show the messages of an entry. Of a partitioned topic name the partition.
+    """Show the messages of one stored entry, by its ledger and entry id. For a partitioned topic, give the name of the
+    partition.
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
@@ -289,7 +293,8 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
     option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
 )
 def get_message_id(session: Session, topic: str, moment: str) -> None:
-    """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
+    """Show the id of the first message that arrived at a time or later. If there is no such message, show the id of the
+    next message that will arrive.
 
     Example: magnetar topics get-message-id orders -d 2h
     """
@@ -310,7 +315,7 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
     watched=True,
 )
 def backlog_size(session: Session, topic: str, position: str) -> None:
-    """About how many bytes of a topic (of each partition) are after a message.
+    """Show about how many bytes a topic (each of its partitions) has after a message.
 
     Example: magnetar topics get-backlog-size orders -m 17:3
     """
@@ -321,7 +326,7 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
 
 @session_command(watched=True)
 def last_message_id(session: Session, topic: str) -> None:
-    """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
+    """Show the id of the newest message of a topic (of each partition); -1:-1 if the topic has no message.
 
     Example: magnetar topics last-message-id orders
     """
@@ -338,10 +343,11 @@ def last_message_id(session: Session, topic: str) -> None:
     ),
 )  # fmt: skip
 def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
-    """Pass over entries that every replica lost, for all consumers and readers.
+    """Skip entries of which every copy is lost, for all consumers and readers of a topic.
 
-    A topic whose last ledger is lost opens again and goes on in a new one. Only what is certainly lost is passed over:
-    a bookie that is gone for good has to be forgotten before (magnetar bookies forget). Nothing brings it back.
+    If the last ledger of the topic is lost, the topic opens again and continues in a new ledger. Only entries that are
+    certainly lost are skipped: a bookie that is gone for good must be forgotten before (magnetar bookies forget). This
+    cannot be undone.
 
     Example: magnetar topics skip-lost orders --yes
     """
@@ -367,7 +373,7 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
     option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
 )
 def orphans(session: Session, remove: bool, unexplained: bool) -> None:
-    """Ledgers that no record refers to, and those that a topic lists and that are deleted.
+    """List the ledgers to which no record refers, and the deleted ledgers that a topic still lists.
 
     Example: magnetar ledgers orphans
     """

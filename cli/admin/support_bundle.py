@@ -55,7 +55,7 @@ SECRET_TEXTS = (
 
 
 class File(NamedTuple):
-    """A kind of file of the bundle: its name, and what is in it."""
+    """The description of one kind of file in the bundle: its name and its content."""
 
     name: str
     what: str
@@ -77,14 +77,14 @@ FILES = (
 
 
 def redact_text(text: str) -> str:
-    """Returns the text without what looks like a secret."""
+    """Returns the text with everything that looks like a secret blanked."""
     for pattern in SECRET_TEXTS:
         text = pattern.sub(rf"\g<1>{BLANKED}", text)
     return text
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """Returns a document without the values whose names say that they are secrets."""
+    """Returns a JSON document with those values blanked whose names show that they are secrets."""
     if name and SECRET_NAMES.search(name):
         return BLANKED
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def redact_values(value: Any, name: str = "") -> Any:
 
 
 class SupportBundle:
-    """The files of a bundle, by name, and the parts that could not be had."""
+    """The content of a support bundle: its files by name, and the parts that could not be collected."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -108,7 +108,8 @@ class SupportBundle:
         self.add_text(name, json.dumps(redact_values(value), indent=1, default=str))
 
     def attempt(self, what: str, act: Callable[[], None]) -> None:
-        """Calls `act`; a failure is noted, and the bundle goes on without that part."""
+        """Calls `act`, which adds the part `what` to the bundle. If `act` fails, notes the error in the bundle, which
+        continues without this part."""
         from ...proto.errors import MagnetarError
 
         try:
@@ -117,7 +118,8 @@ class SupportBundle:
             self.missing.append(f"{what}: {redact_text(str(error))}")
 
     def write(self, path: Path, now_ms: int) -> None:
-        """Writes the bundle, for its owner alone. Raises FileExistsError if the file exists."""
+        """Writes the bundle to the file `path`, which only its owner may read. Raises FileExistsError if the file
+        exists."""
         with open(path, "xb", opener=_private) as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
             for name, text in sorted(self.files.items()):
                 content = text.encode("utf-8", "backslashreplace")
@@ -131,7 +133,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def collect(session: Session, logs: tuple[str, ...], configs: tuple[str, ...], apart_s: float) -> SupportBundle:
-    """Asks the cluster for all parts. Raises the error of the first request, so that there is a broker."""
+    """Asks the servers of the cluster for all parts of the bundle, and returns the bundle. Raises the error of the
+    first request only, which shows that no broker can be reached."""
     bundle = SupportBundle()
     summary = session.admin.broker_summaries()
     click.echo("asking brokers and bookies", err=True)

@@ -46,7 +46,7 @@ def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
 
 @session_command()
 def get(session: Session, tenant: str) -> None:
-    """A tenant's settings.
+    """Show the settings of a tenant.
 
     Example: magnetar tenants get public
     """
@@ -56,7 +56,7 @@ def get(session: Session, tenant: str) -> None:
 
 @session_command(ROLES, CLUSTERS)
 def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
-    """Change a tenant's settings; what is not given is emptied.
+    """Change the settings of a tenant. A setting that is not given becomes empty.
 
     Example: magnetar tenants update acme --admin-roles acme-admin,root
     """
@@ -67,7 +67,7 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
 
 @session_command(watched=True)
 def stats(session: Session, tenant: str) -> None:
-    """How many namespaces and topics a tenant holds.
+    """Show how many namespaces and topics a tenant has.
 
     Example: magnetar tenants stats public
     """
@@ -79,7 +79,7 @@ def stats(session: Session, tenant: str) -> None:
 
 @session_command()
 def delete(session: Session, tenant: str, yes: bool) -> None:
-    """Delete a tenant. Refused while it has namespaces.
+    """Delete a tenant. Refused while the tenant has namespaces.
 
     Example: magnetar tenants delete acme
     """

@@ -93,7 +93,8 @@ COMPACTION = ("topic", "state", "step", "progress", "messages", "entries", "byte
 
 
 def full_name(topic: str) -> str:
-    """Returns the full name of the topic. Raises InvalidName if `topic` is no name."""
+    """Returns the full name of `topic`, with its domain, tenant and namespace. Raises InvalidName if `topic` is not a
+    valid name."""
     from ...proto.names import TopicName
 
     return TopicName.parse(topic).full
@@ -101,7 +102,7 @@ def full_name(topic: str) -> str:
 
 @session_command(option("--partitions", is_flag=True, help="Each partition by its own name."), watched=True)
 def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
-    """Topics of a namespace (default public/default).
+    """List the topics of a namespace (default public/default).
 
     Example: magnetar topics list public/default
     """
@@ -113,7 +114,7 @@ def list_(session: Session, namespace: str = "public/default", *, partitions: bo
     option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
 )
 def create(session: Session, topic: str, partitions: int) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Example: magnetar topics create orders -p 4
     """
@@ -126,7 +127,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
     option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
 )
 def update(session: Session, topic: str, partitions: int) -> None:
-    """Give a partitioned topic more partitions. Keys may move to other partitions.
+    """Increase the number of partitions of a topic. Messages of a key may go to another partition from then on.
 
     Example: magnetar topics update orders -p 8
     """
@@ -144,7 +145,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
     watched=True,
 )
 def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
-    """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
+    """Show the messages, storage, producers and subscriptions of a topic. The backlog is a number of messages.
 
     Example: magnetar topics stats orders --get-precise-backlog -o json
     """
@@ -167,7 +168,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
 @session_command(watched=True)
 def stats_internal(session: Session, topic: str) -> None:
-    """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
+    """Show the ledgers of a topic: their state, their bookies, and the reason why each of them is not deleted yet.
 
     Example: magnetar topics stats-internal orders
     """
@@ -186,7 +187,7 @@ def stats_internal(session: Session, topic: str) -> None:
 
 @session_command(watched=True)
 def lookup(session: Session, topic: str) -> None:
-    """Which broker owns a topic (each partition of it).
+    """Show which broker owns a topic (each of its partitions).
 
     Example: magnetar topics lookup orders
     """
@@ -196,7 +197,7 @@ def lookup(session: Session, topic: str) -> None:
 
 @session_command(name="get-partitioned-topic-metadata", watched=True)
 def metadata(session: Session, topic: str) -> None:
-    """How many partitions a topic has; 0: it is not partitioned.
+    """Show how many partitions a topic has (0: the topic is not partitioned).
 
     Example: magnetar topics get-partitioned-topic-metadata orders
     """
@@ -205,7 +206,7 @@ def metadata(session: Session, topic: str) -> None:
 
 @session_command()
 def bundle_range(session: Session, topic: str) -> None:
-    """The bundle of its namespace that a topic (each partition of it) is in.
+    """Show to which bundle (hash range) of its namespace a topic, or each of its partitions, belongs.
 
     Example: magnetar topics bundle-range orders
     """
@@ -220,7 +221,7 @@ def bundle_range(session: Session, topic: str) -> None:
 
 @session_command(watched=True)
 def offsets(session: Session, topic: str) -> None:
-    """The index of the oldest message kept and of the next one, for each partition.
+    """Show the index of the oldest stored message and the index that the next message will get, for each partition.
 
     Example: magnetar topics offsets orders
     """
@@ -233,7 +234,7 @@ def offsets(session: Session, topic: str) -> None:
 
 @session_command()
 def terminate(session: Session, topic: str, yes: bool) -> None:
-    """Seal a topic: producers are refused, consumers read to its end.
+    """Seal a topic for good: producers are refused, and consumers can read up to the topic's end.
 
     Example: magnetar topics terminate orders
     """
@@ -248,9 +249,9 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
 )
 def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
-    """Delete a topic, all its partitions and messages.
+    """Delete a topic with all its partitions and messages.
 
-    By force, transactions that are open in it are aborted first. A prepared transaction has to be ended before.
+    With --force, the open transactions in the topic are aborted first. A prepared transaction must be ended before.
 
     Example: magnetar topics delete orders -f
     """
@@ -261,7 +262,7 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
 
 @session_command(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."), watched=True)
 def compaction_status(session: Session, topic: str, wait_complete: bool) -> None:
-    """The last compaction of a topic (of each partition), and what is compacted.
+    """Show the last compaction of a topic (of each partition), and up to where the topic is compacted.
 
     Example: magnetar topics compaction-status prices -w
     """

@@ -57,9 +57,9 @@ halves = LazyGroup(
     watched=True,
 )
 def list_(session: Session, coordinator: int | None, limit: int) -> None:
-    """Transactions that are open, prepared, or not settled at each topic; the oldest first. `owner` and `address`: the
-    role and the client that began it. `topics`: those that it has something in; of an ended one those that have not
-    stored how.
+    """List the transactions that are open or prepared, or whose outcome is not stored at each of their topics yet; the
+    oldest first. `owner` and `address`: the role and the client that began the transaction. `topics`: the topics that
+    take part in it; of an ended transaction, those that have not stored the outcome yet.
 
     Example: magnetar transactions list -c 3
     """
@@ -73,11 +73,11 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 
 @session_command(watched=True)
 def show(session: Session, txn: str) -> None:
-    """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
-    end. Of one that is done only the outcome is known.
+    """Show one transaction by its id: who began it, and for each of its topics what it has written there and what waits
+    for its end. Of a transaction that has ended everywhere, only the outcome is known.
 
-    `holds`: readers of the topic wait for it, for `waiting` messages. `pending`: entries that it has acknowledged, by
-    subscription.
+    `holds`: readers of the topic wait for the transaction, with `waiting` messages. `pending`: entries that the
+    transaction has acknowledged, by subscription.
 
     Example: magnetar transactions show "(3,1099511627781)"
     """
@@ -94,8 +94,9 @@ def show(session: Session, txn: str) -> None:
 
 @session_command(watched=True)
 def status(session: Session) -> None:
-    """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
-    the last take-over. An epoch of 0: it had none so far.
+    """Show the transaction coordinators: the epoch of each, how many of its transactions are open, prepared or
+    unsettled, and how many were committed or aborted since the last take-over. Epoch 0: the coordinator has not run
+    yet.
 
     Example: magnetar transactions status
     """
@@ -105,7 +106,7 @@ def status(session: Session) -> None:
 
 @session_command()
 def abort(session: Session, txn: str) -> None:
-    """Abort a transaction that is open or prepared. One that has ended stays as it is.
+    """Abort a transaction that is open or prepared. A transaction that has ended does not change.
 
     Example: magnetar transactions abort "(3,1099511627781)"
     """
@@ -114,8 +115,8 @@ def abort(session: Session, txn: str) -> None:
 
 @session_command()
 def detach(session: Session, txn: str, topic: str) -> None:
-    """Stop waiting for a topic that can store the outcome of an ended transaction no more. What the transaction did
-    there is lost if it is committed.
+    """Stop waiting for a topic that can no longer store the outcome of an ended transaction. If the transaction was
+    committed, its changes in that topic are lost.
 
     Example: magnetar transactions detach "(3,1099511627781)" orders
     """
@@ -149,7 +150,8 @@ def _pending(found: dict[str, dict[str, Any]]) -> str:
     watched=True,
 )
 def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
-    """Half messages that are not decided: who prepared them, whom it is asked of, and why one is parked.
+    """List the half messages (stored by a coordinator, not published before their commit) without an outcome: who
+    prepared each, which group decides about it, and why it is parked, if it is.
 
     Example: magnetar transactions halves list --group orders
     """
@@ -161,7 +163,7 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
 
 @session_command(name="show", watched=True)
 def show_half(session: Session, half: str) -> None:
-    """One half message by its id.
+    """Show one half message (stored by a coordinator, not published before its commit), by its id.
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
@@ -170,7 +172,8 @@ def show_half(session: Session, half: str) -> None:
 
 @session_command()
 def park(session: Session, half: str) -> None:
-    """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
+    """Stop asking the group of a half message for its outcome: the message stays until an operator commits it, rolls it
+    back or revives it.
 
     Example: magnetar transactions halves park "(3,1099511627781)"
     """
@@ -179,8 +182,8 @@ def park(session: Session, half: str) -> None:
 
 @session_command()
 def revive(session: Session, half: str) -> None:
-    """Ask the group of a parked half message again, at once, as often as of a new one. One that is not parked is asked
-    about now.
+    """Ask the group of a parked half message for its outcome again, at once, and as often as for a new message. The
+    group of a message that is not parked is asked now.
 
     Example: magnetar transactions halves revive "(3,1099511627781)"
     """
@@ -189,7 +192,7 @@ def revive(session: Session, half: str) -> None:
 
 @session_command()
 def commit(session: Session, half: str) -> None:
-    """Publish a half message, parked or not, whatever its group says.
+    """Publish a half message, parked or not, whatever outcome its group answers.
 
     Example: magnetar transactions halves commit "(3,1099511627781)"
     """
@@ -198,7 +201,7 @@ def commit(session: Session, half: str) -> None:
 
 @session_command()
 def rollback(session: Session, half: str) -> None:
-    """Drop a half message, parked or not, whatever its group says. Its content is lost.
+    """Drop a half message, parked or not, whatever outcome its group answers. The content of the message is lost.
 
     Example: magnetar transactions halves rollback "(3,1099511627781)"
     """

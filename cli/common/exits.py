@@ -21,7 +21,8 @@ OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INTERRUPTED = 0, 1, 2, 3, 4
 
 
 class Failure(click.ClickException):
-    """A command that failed for a known reason; `code` is one of the exit codes above."""
+    """Raised when a command fails for a known reason. `code` is its exit code, one of those at the head of this
+    module."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -34,7 +35,8 @@ def run_command_line(command: click.Command) -> int:
 
 
 def run_reporting_errors(work: Callable[[], int]) -> int:
-    """Runs `work` and returns its exit code. If it raises, prints the error and returns the exit code of the error."""
+    """Calls `work` and returns its exit code. If `work` raises, prints the error and returns the exit code that belongs
+    to the error."""
     try:
         code = work()
         if sys.stdout is not None:
@@ -89,8 +91,8 @@ def _complete(command: click.Command) -> int:
 
 
 def check_text(given: str) -> None:
-    """Raises UsageError if `given` is neither text nor the name of a file. (In arguments, bytes that are not UTF-8 are
-    surrogates.)"""
+    """Raises UsageError if the argument `given` is neither valid text nor the name of a file. (Python represents bytes
+    of an argument that are not UTF-8 as surrogates.)"""
     try:
         os.fsencode(given)
     except UnicodeEncodeError:
@@ -127,11 +129,9 @@ def _unexpected(error: Exception) -> int:
 
 
 def find_cause(error: BaseException) -> MagnetarError | None:
-    """Returns the MagnetarError in `error` or among its causes, because the SDK's exceptions wrap those of a server:
-    the innermost one of a class of its own. None if there is none.
-
-    An OSError is converted to one with its path.
-    """
+    """Returns the MagnetarError that is `error` or one of its causes; None if there is none. Because exceptions of the
+    SDK wrap those of a server, the innermost MagnetarError of a specific class is returned. An OSError is converted to
+    a MagnetarError that names its path."""
     from ...proto.errors import Busy, MagnetarError
 
     found: MagnetarError | None = None
@@ -182,8 +182,8 @@ def exit_code_of(error: MagnetarError) -> int:
 
 
 def describe(error: MagnetarError) -> str:
-    """Returns the text of an error for the user: what was wrong, whether it may have happened nevertheless, and a next
-    step if one is known."""
+    """Returns the text that tells the user about an error: what was wrong, whether the operation may have happened
+    nevertheless, and what to do next if that is known."""
     from ...proto.errors import (
         Busy,
         ConnectionLost,
@@ -214,7 +214,7 @@ def describe(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` or `-o jsonl` is on the command line, even if that is invalid."""
+    """Returns whether the command line contains `-o json` or `-o jsonl`, even if the command line is invalid."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]

@@ -21,7 +21,8 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class LazyCommand(NamedTuple):
-    """A command that is imported when it runs: its module and attribute, and its line of help."""
+    """A command whose module is imported only when the command runs: the module, its attribute with the command, and
+    one line of help."""
 
     module: str  # relative to cli: ".admin.topics"
     attribute: str

@@ -47,7 +47,8 @@ UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a1-\u2027\u202a-\ud7ff\ue000-\ufefe\uf
 
 
 def yaml_lines(value: object) -> Iterator[str]:
-    """Yields the lines of a value, without their ends. Raises TypeError for what JSON does not have."""
+    """Yields the lines of a value as YAML, without line ends. Raises TypeError for a value that JSON cannot
+    represent."""
     match value:
         case Mapping() if value:
             for name, each in value.items():
@@ -92,18 +93,19 @@ OUTPUT = click.option(
 
 
 class CommandOutput:
-    """Prints the output of a command. `kind`: one of KINDS."""
+    """Prints the results of one command in the format that the user chose. `kind` is the format, one of KINDS."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     @property
     def structured(self) -> bool:
-        """Whether a program reads the output: it is no table, and has one document and no other text."""
+        """Returns whether the output is for programs: one document, with no other text, and not a table."""
         return self.kind not in ("table", "wide")
 
     def print_rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of records. `columns`: those of the table, in order; other kinds contain all fields."""
+        """Prints a list of records. A table shows only `columns`, in this order; other formats contain all fields.
+        `empty` is printed if there are no rows."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.structured:
@@ -114,8 +116,8 @@ class CommandOutput:
             self._table(rows, columns)
 
     def print_stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """Prints rows of a list of any length as they arrive. The first rows of a table decide the widths of its
-        columns."""
+        """Prints the records of a list of any length as they arrive. In a table, the first rows decide the widths of
+        the columns."""
         if self.kind == "name":
             self._print_first(rows, columns)
         elif self.kind == "json":
@@ -126,14 +128,14 @@ class CommandOutput:
             stream_table(iter(rows), columns, empty)
 
     def print_names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """Prints a list of names: one per line, or a list of texts."""
+        """Prints a list of names: one name per line, or as a JSON or YAML list."""
         if self.structured:
             self.print_document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def print_record(self, record: Row) -> None:
-        """Prints one record: one line per field, or one object."""
+        """Prints one record: in a table one line for each field, in JSON or YAML one object."""
         if self.structured:
             self.print_document(record)
             return
@@ -142,7 +144,8 @@ class CommandOutput:
             print(f"{name:<{width}}  {format_cell(value)}")
 
     def print_done(self, text: str, **record: Value) -> None:
-        """Prints what a command without a result has done; its name is the first of `record`."""
+        """Prints the sentence that says what a command did, for a command without another result. In `record`, the
+        first field is the name of the object that was changed."""
         if self.kind == "name":
             self.print_document(record)
         elif self.structured:
@@ -151,7 +154,8 @@ class CommandOutput:
             print(text)
 
     def print_document(self, value: Value) -> None:
-        """Prints a value that is the whole output of the command. `name` contains its names (`names_in`)."""
+        """Prints a value that is the whole output of the command. In the format `name`, prints only the names in it
+        (`names_in`)."""
         match self.kind:
             case "name":
                 for name in names_in(value):
@@ -166,7 +170,7 @@ class CommandOutput:
                 print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def print_item(self, value: Value) -> None:
-        """Prints one value of a stream at once: as a line of JSON, or as an item of a YAML list."""
+        """Prints one value of an endless list at once: as a line of JSON, or as an item of a YAML list."""
         match self.kind:
             case "name":
                 self.print_document(value)
@@ -218,8 +222,8 @@ def _fits(value: Value) -> bool:
 
 
 def names_in(value: Value) -> Iterator[str]:
-    """Yields the names of a document: of a list those of its items, of a mapping of records its keys, of a record its
-    first field."""
+    """Yields the names that a document contains: for a list the names of its items, for a mapping of records its keys,
+    for a single record its first field."""
     match value:
         case Mapping() if value and all(isinstance(each, Mapping) for each in value.values()):
             yield from map(str, value)
@@ -237,8 +241,9 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 def print_repeatedly(out: CommandOutput, every_s: float, answer: Callable[[], None]) -> None:
-    """Prints an answer again and again, until Ctrl-C. On a terminal a table takes the place of the one before; others
-    follow each other. What goes away by itself (a server that starts again) is told, and asked again."""
+    """Calls `answer` every `every_s` seconds and prints its result, until Ctrl-C. On a terminal, a table replaces the
+    one before; other formats are printed one after the other. An error that may end by itself, such as a server that
+    restarts, is printed, and `answer` is called again."""
     import io
     import time
     from contextlib import redirect_stdout
@@ -272,7 +277,7 @@ ROWS_WRAPPED = 500
 
 
 def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Prints a table whose lines are as long as they are, as a pipe wants it."""
+    """Prints a table without limiting the length of its lines, for output to a pipe."""
     cells = [[" ".join(format_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [all(isinstance(row.get(column), int | float) for row in rows) for column in columns]
@@ -282,7 +287,7 @@ def print_plain_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def stream_json(rows: Iterable[Row]) -> None:
-    """Prints rows as a JSON array, one object per line."""
+    """Prints rows as a JSON array as they arrive, one object on each line."""
     before = "["
     for row in rows:
         print(before, json.dumps(row, ensure_ascii=False), sep="\n", end="")
@@ -309,7 +314,7 @@ def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> Non
 
 
 def format_cell(value: Value) -> str:
-    """Formats a value for a table."""
+    """Returns a value as text for a cell of a table."""
     match value:
         case None:
             return "-"
@@ -330,7 +335,7 @@ def format_cell(value: Value) -> str:
 
 
 class Counter(Protocol):
-    """Updates a progress bar."""
+    """Sets the progress that a progress bar shows."""
 
     def __call__(self, done: int) -> None:
         """Sets the number of items that are done."""
@@ -339,7 +344,7 @@ class Counter(Protocol):
 
 @contextmanager
 def show_progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
-    """Shows a progress bar on stderr if that is a terminal; yields the Counter that updates it."""
+    """Shows a progress bar on stderr if stderr is a terminal. Yields the Counter that updates the bar."""
     if not shown or not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -365,7 +370,7 @@ def progress_bar() -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class PrintedMessage:
-    """The fields of a message that are printed, whichever client it came from."""
+    """The fields of a message that `magnetar consume` and `peek` print, the same for messages of each client."""
 
     topic: str
     message_id: str  # ledger:entry:partition:batch
@@ -377,7 +382,7 @@ class PrintedMessage:
 
 
 def printed_message_of(message: Any) -> PrintedMessage:
-    """Converts a message of the SDK to a PrintedMessage."""
+    """Returns the PrintedMessage for a message of the SDK."""
     return PrintedMessage(
         message.topic_name(),
         id_text(message.message_id()),
@@ -395,7 +400,7 @@ def id_text(message_id: MessageId) -> str:
 
 
 def printed_stored_message(message: StoredMessage) -> PrintedMessage:
-    """Converts a stored message, as the admin client returns it, to a PrintedMessage."""
+    """Returns the PrintedMessage for a stored message that the admin client returned."""
     place = id_text(message.message_id)
     return PrintedMessage(
         message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload

@@ -43,14 +43,14 @@ def profiles_path() -> Path:
 
 
 def load_profile(name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name`; of the default one if `name` is empty and there is a file. Raises
-    InvalidConfiguration."""
+    """Returns the values of the profile `name` from the file of profiles. If `name` is empty, returns those of the
+    default profile, or nothing if there is no file. Raises InvalidConfiguration."""
     return {} if not name and not profiles_path().exists() else find_profile(read_profiles(), name)
 
 
 def load_context(name: str) -> tuple[str, Mapping[str, str]]:
-    """Returns the name and the values of the context `name`; if that is empty, of the current one: without a file it
-    has no name. Raises InvalidConfiguration."""
+    """Returns the name and the values of the context `name`. If `name` is empty, returns those of the current context;
+    its name is empty if there is no file. Raises InvalidConfiguration."""
     if not name and not profiles_path().exists():
         return "", {}
     found = read_profiles()
@@ -59,13 +59,14 @@ def load_context(name: str) -> tuple[str, Mapping[str, str]]:
 
 
 def current_in(found: Mapping[str, Any]) -> str:
-    """Returns the name that `context use` gave; empty if it gave none."""
+    """Returns the name of the current profile in a parsed file, which `magnetar context use` stored; empty if the file
+    names none."""
     named = found.get(CURRENT, "")
     return named if isinstance(named, str) else ""
 
 
 def read_profiles() -> dict[str, Any]:
-    """Returns the file of profiles, parsed. Raises InvalidConfiguration: also if it is missing."""
+    """Reads and parses the file of profiles. Raises InvalidConfiguration if the file is missing or invalid."""
     from ...security.settings import read_private_file
 
     return parse_profiles(read_private_file(str(profiles_path())))
@@ -87,7 +88,8 @@ def names_of_profiles(found: Mapping[str, Any]) -> list[str]:
 
 
 def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Returns the names of contexts that begin so; none if the file cannot be read."""
+    """Returns the names of contexts that begin with `incomplete`, for the completion of a shell; none if the file
+    cannot be read."""
     try:
         return [name for name in names_of_profiles(read_profiles()) if name.startswith(incomplete)]
     except Exception:
@@ -95,7 +97,8 @@ def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> 
 
 
 def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidConfiguration:
-    """Returns the error for a profile that the file does not have, with the nearest of those that it has."""
+    """Returns the error for a profile `name` that the file does not have. Its text suggests the profile with the most
+    similar name."""
     from difflib import get_close_matches
 
     from ...proto.errors import InvalidConfiguration
@@ -109,8 +112,8 @@ def make_missing_profile_error(found: Mapping[str, Any], name: str) -> InvalidCo
 
 
 def find_profile(found: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """Returns the values of the profile `name` of a parsed file; empty: the default one. Raises
-    InvalidConfiguration."""
+    """Returns the values of the profile `name` from a parsed file; those of the default profile if `name` is empty.
+    Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     file = profiles_path()

@@ -79,8 +79,8 @@ parameters before it."""
 
 # ---------------------------------------------------------------------------------------------------- near names
 def add_name_suggestion(session: Session, error: Exception, given: Mapping[str, Any]) -> None:
-    """Adds to an error that something was not found a note with the nearest name that there is. `given`: the arguments
-    of the command."""
+    """Adds a note to an error that says that something was not found: the most similar name that exists. `given`: the
+    arguments of the command."""
     from .exits import find_cause
 
     found = find_cause(error)
@@ -146,8 +146,9 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
 class Session:
-    """The server, credentials and output of one command. `admin` connects at its first use; `close` ends the
-    connection. `context`: the name of the context that they come from, empty if there is none."""
+    """What one command of the command line works with: the server, the credentials and the output. `admin` connects
+    when it is first used; `close` ends the connection. `context`: the name of the context from which server and
+    credentials come, empty if there is none."""
 
     context = ""
 
@@ -205,20 +206,21 @@ class Session:
         )  # fmt: skip
 
     def brief(self, timeout_s: float) -> Session:
-        """Returns a session as this one that waits only so long; the caller must close it."""
+        """Returns a copy of this session whose requests wait at most `timeout_s`. The caller must close the copy."""
         found = copy(self)
         found._admin, found.timeout_s = None, timeout_s
         return found
 
     def at(self, endpoint: str) -> Session:
-        """Returns a session with the same credentials at another broker, HOST:PORT; the caller must close it."""
+        """Returns a session with the same credentials at another broker, `endpoint` (HOST:PORT). The caller must close
+        the session."""
         found = copy(self)
         found._admin, found.url = None, f"{self.url.partition('://')[0]}://{endpoint}"
         return found
 
     @property
     def place(self) -> str:
-        """Where the command acts, for people: its URL and context."""
+        """Returns a text for users that says on which server the command acts: its URL and context."""
         return f"{self.url} (context {self.context})" if self.context else self.url
 
     def close(self) -> None:
@@ -246,8 +248,8 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
 
 
 def read_token(source: str) -> str:
-    """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
-    Raises InvalidConfiguration."""
+    """Returns the token that `source` names: `env:NAME` for a variable, or the path of a file that others may not read,
+    with or without `file:`. Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
     from ...security.settings import describe_source, read_secret
 
@@ -299,8 +301,8 @@ PLACE = "magnetar.place"
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks the user for confirmation before data is deleted for good. The answer no ends the command with code 130.
-    Without a terminal, raises UsageError (code 2). `yes`: skips the question."""
+    """Asks the user for confirmation before the command deletes data for good. If the user answers no, the command ends
+    with code 130. Without a terminal, raises UsageError (code 2). If `yes` is set, does not ask."""
     if yes:
         return
     current = click.get_current_context(silent=True)
@@ -312,7 +314,8 @@ def confirm(what: str, yes: bool) -> None:
 
 
 def make_session(options: dict[str, Any], out: CommandOutput, timeout_s: float) -> Session:
-    """Takes the options of `with_session` out of `options`, and returns their Session. Raises InvalidConfiguration."""
+    """Removes the options that `with_session` added from `options`, and returns the Session that they describe. Raises
+    InvalidConfiguration."""
     context = click.get_current_context()
     named = options.pop("profile")
     said = {name: options.pop(name) for name in NAMES}
@@ -339,8 +342,9 @@ def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[s
 
 
 def with_session(function: Callable[..., None], *watched: str) -> Callable[..., None]:
-    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes its Session as the
-    first argument. `watched`: the flags by which it answers again and again; none for what changes anything."""
+    """Decorates a command: adds --url, -o, --timeout, --token, --tls-… and --context, and passes the Session that they
+    describe as the first argument. `watched`: the flags with which the command repeats its answer; empty for a command
+    that changes something."""
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @OUTPUT
@@ -381,10 +385,11 @@ WATCHED = ("-w", "--watch")
 def session_command(
     *options: Callable[[Any], Any], name: str = "", watched: bool = False
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Decorates a function: makes a command of it that gets its Session first, by the name of the function.
+    """Decorates a function: makes a command of it that gets a Session as its first argument. The command has the name
+    of the function unless `name` is given.
 
     A parameter for which `options` has no option becomes an argument, with the parameter's default; `yes` becomes the
-    option YES. `watched`: it only asks, and has --watch.
+    option YES. `watched`: the command only reads, and gets --watch.
     """
 
     def make(function: Callable[..., None]) -> click.Command:

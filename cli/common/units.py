@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range. (click would find `nan` in each range, because every comparison with it is false.)"""
+    """The type of an option whose value is a finite number in a range. (click would accept `nan` in each range, because
+    every comparison with it is false.)"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -26,7 +27,8 @@ class FiniteNumber(click.FloatRange):
 
 
 class Interval(click.FloatRange):
-    """A time between two answers, in seconds: `2s`, `500ms`, `1m`; a bare number counts seconds."""
+    """The type of an option whose value is the time between two answers, in seconds: `2s`, `500ms`, `1m`; a bare number
+    means seconds."""
 
     name = "time"
 
@@ -45,8 +47,8 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def parse_duration(text: str | None, unit_s: int) -> int | None:
-    """Parses a duration; returns it as a whole number of `unit_s` seconds, rounded up. A bare number counts units; -1
-    is returned as it is."""
+    """Parses a duration and returns how many times `unit_s` seconds it is, rounded up. A bare number already counts
+    these units; -1 is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -58,7 +60,7 @@ def parse_duration(text: str | None, unit_s: int) -> int | None:
 
 
 def parse_mebibytes(text: str | None) -> int | None:
-    """Parses a size; returns it in MiB. A bare number counts MiB; -1 is returned as it is."""
+    """Parses a size and returns it in MiB. A bare number means MiB; -1 is returned as it is."""
     if text is None or text == "-1":
         return None if text is None else -1
     if (number := parse_number(text)) is not None:
@@ -70,8 +72,8 @@ def parse_mebibytes(text: str | None) -> int | None:
 
 
 def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
-    """Parses texts `key=value`, each with one pair or several separated by commas; a part without `=` belongs to the
-    value before it."""
+    """Parses texts `key=value` and returns the values by key. One text may contain several pairs, separated by commas;
+    a part without `=` belongs to the value before it."""
     found: dict[str, str] = {}
     for text in pairs:
         last = ""
@@ -87,7 +89,8 @@ def parse_properties(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def parse_message_id(text: str) -> MessageId:
-    """Parses `earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
+    """Parses a message id of the form `LEDGER:ENTRY[:PARTITION[:BATCH]]`, as `magnetar consume` prints it, or
+    `earliest` or `latest`."""
     from ...client.model.message_id import MessageId
 
     if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text, re.ASCII):
@@ -96,7 +99,8 @@ def parse_message_id(text: str) -> MessageId:
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """Parses `10m` (10 minutes ago), an ISO time, or milliseconds since the epoch; returns ms since the epoch."""
+    """Returns the time that `text` means, in ms since the epoch: `10m` (10 minutes ago), an ISO time, or ms since the
+    epoch."""
     from datetime import datetime
 
     text = text.strip()

@@ -76,8 +76,8 @@ PRODUCER = "magnetar-migrate"
 
 
 async def newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
-    """Returns the origin of the newest entry among the indexes `first` … `end - 1`; None if there is no entry, or it
-    is not a copy."""
+    """Returns the origin (the source's entry) of the newest entry between the indexes `first` and `end - 1`. Returns
+    None if there is no entry, or if the newest one was not copied."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -87,8 +87,9 @@ async def newest_origin(client: Client, topic: TopicName, first: int, end: int) 
 
 
 async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Reads the topic from `first` to `end`. Returns where the last message that was copied to it comes from; None if
-    none was. For a topic to which others wrote as well: its last entry need not be a copy."""
+    """Reads the topic from the index `first` up to `end`, and returns the origin (the source's entry) of the last
+    copied message; None if no message was copied. Needed for a topic to which other producers wrote too, because its
+    last entry need not be a copy."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:
@@ -99,8 +100,8 @@ async def scan_newest_origin(client: Client, topic: TopicName, first: int, end: 
 
 
 async def index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
-    """Returns the index of the first message that was copied from a position after `mark`; `end` if there is none.
-    Searches by bisection."""
+    """Finds by bisection the first message that was copied from a position after `mark`. Returns its index; `end` if
+    there is none."""
     while first < end:
         middle = (first + end) // 2
         entry = None
@@ -126,9 +127,9 @@ RATE_OVER_S = 10.0
 
 
 class PartitionProgress:
-    """The progress of one partition. `lag`: the number of messages that the source has and the destination lacks, as
-    of the last answer of the source. That counts entries, so with batches it is an estimate from the batches that were
-    copied. None: not known yet."""
+    """How far the copy of one partition is. `lag`: the number of messages that the source has and the destination
+    lacks, as of the last answer of the source; None: not known yet. Pulsar counts entries instead of messages, so for
+    batches the lag is estimated from the batches that were copied."""
 
     def __init__(self, topic: TopicName) -> None:
         self.topic = topic
@@ -148,12 +149,12 @@ class PartitionProgress:
             self.lag = max(0, self.lag - messages)
 
     def set_lag(self, count: int, *, entries: bool) -> None:
-        """Sets the lag from the source's backlog; `entries`: the source counts entries, not messages."""
+        """Sets the lag from the source's backlog `count`. `entries`: the source counts entries, not messages."""
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
 
 class Totals:
-    """The joint progress of several partitions."""
+    """The progress of several partitions together."""
 
     def __init__(self, tallies: Iterable[PartitionProgress]) -> None:
         self._tallies = list(tallies)
@@ -169,7 +170,7 @@ class Totals:
 
     @property
     def lag(self) -> int | None:
-        """Returns the joint lag; None if that of any partition is not known."""
+        """Returns the lag of all partitions together, in messages; None if the lag of any of them is not known."""
         known = [each.lag for each in self._tallies if each.lag is not None]
         return sum(known) if len(known) == len(self._tallies) else None
 
@@ -182,7 +183,7 @@ class Totals:
         return next((each.note for each in self._tallies if each.note), "")
 
     def rate(self, now: float) -> float:
-        """Returns the copied messages per second, over the calls of the last RATE_OVER_S seconds."""
+        """Returns how many messages per second were copied, over the calls of the last RATE_OVER_S seconds."""
         self._samples.append((now, self.messages))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
             self._samples.popleft()
@@ -190,7 +191,7 @@ class Totals:
         return (self.messages - before) / (now - since) if now > since else 0.0
 
     def eta_s(self, rate: float) -> float | None:
-        """Returns the seconds until the lag is zero at this rate; None: not known."""
+        """Returns after how many seconds the lag is zero at this rate; None if that is not known."""
         lag = self.lag
         if not lag:
             return None if lag is None else 0.0
@@ -210,7 +211,7 @@ FROM = "magnetar-migrate.from"
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """The options of a copy."""
+    """The options of `magnetar migrate` that concern the copying."""
 
     follow: bool = False
     append: bool = False  # after messages that are not of this copy
@@ -220,14 +221,14 @@ class CopyOptions:
 
 @dataclass(frozen=True)
 class DestinationState:
-    """The state of one partition at the destination."""
+    """How much of one partition exists at the destination already."""
 
     messages: int
     newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
 
 
 class SchemaVersions:
-    """Copies the schemas of one topic, and maps each version of the source to that of the destination."""
+    """Copies the schemas of one topic, and maps each version at the source to the version at the destination."""
 
     def __init__(self, source: MigrationSource, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -236,8 +237,8 @@ class SchemaVersions:
         self._known: dict[bytes, bytes] = {}
 
     async def copy_all(self) -> int:
-        """Copies all versions; returns how many have a copy. Raises IncompatibleSchema if the destination
-        refuses one."""
+        """Copies all versions of the schema. Returns how many versions the destination now has. Raises
+        IncompatibleSchema if the destination refuses a version."""
         newest = await self._source.schema(self._topic)
         if newest is None:
             return 0
@@ -246,8 +247,8 @@ class SchemaVersions:
         return len([each for each in self._known.values() if each])
 
     async def destination_version(self, version: bytes) -> bytes:
-        """Returns the destination's version of a version of the source, which is copied if necessary; empty if the
-        source has deleted it."""
+        """Returns the destination's version for the source's `version`, and copies the schema first if necessary.
+        Returns an empty value if the source has deleted this version."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.schema(self._topic, version)
@@ -265,7 +266,7 @@ class SchemaVersions:
 
 
 class Copier:
-    """Copies topics from a source to a destination."""
+    """Copies topics with their messages from a source cluster to a destination cluster."""
 
     def __init__(
         self, source: MigrationSource, client: Client, admin: AdminClient, wanted: CopyOptions, world: World
@@ -281,7 +282,7 @@ class Copier:
 
     # ------------------------------------------------------------------------------ before
     async def destination_state(self, topic: TopicName) -> DestinationState | None:
-        """Returns the state of a partition at the destination; None if the topic does not exist there."""
+        """Returns how much of a partition the destination has already; None if the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
@@ -293,8 +294,8 @@ class Copier:
         )
 
     async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
-        """Creates at the destination what the copy needs. Raises AlreadyExists if a topic there has messages that are
-        not of this copy."""
+        """Creates the topics and schemas at the destination. Raises AlreadyExists if a topic there has messages that
+        this copy did not write."""
         self.topics = list(topics)
         for topic in topics:
             await self._make(topic)
@@ -482,7 +483,7 @@ class _SameOrigin(urllib.request.HTTPRedirectHandler):
 
 
 class SourceSubscription(NamedTuple):
-    """A durable subscription at the source."""
+    """A durable subscription of a topic at the source cluster."""
 
     name: str
     mark: Position  # all up to there is acknowledged
@@ -490,7 +491,7 @@ class SourceSubscription(NamedTuple):
 
 
 class SourceAdmin:
-    """The HTTP service of the source: `url` is http://HOST:8080."""
+    """A client for the HTTP service of the source cluster. `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
         """Makes a client of the source's HTTP service. Raises InvalidRequest if the URL is wrong."""
@@ -538,7 +539,8 @@ def _position(text: str) -> Position:
 async def copy_subscriptions(
     source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
-    """Copies the subscriptions of one partition, each with its mark-delete position. Returns a record of each."""
+    """Copies the durable subscriptions of one partition, with their mark-delete positions. Returns one record for each
+    subscription."""
     found: list[dict[str, object]] = []
     for each in await source.subscriptions(topic):
         offsets = await admin.offsets(topic.full)

@@ -46,8 +46,8 @@ def migrate(session: Session, **options: Any) -> None:
     """Copy topics of an Apache Pulsar cluster to this one.
 
     Messages keep their bytes, order, keys, properties, times and producers' names; topics keep their partitions and
-    schemas. Killed or stopped at any moment, the same command continues: no message is lost, and none is doubled. It
-    ends when all is copied that was there when it began. docs/pulsar.md says what is exact and what is not.
+    schemas. If the command is killed or stopped, the same command continues: no message is lost, and none is doubled.
+    It ends when everything is copied that was there when it began. docs/pulsar.md says what is exact and what is not.
 
     \b
     Examples:

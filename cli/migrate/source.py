@@ -70,21 +70,22 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
 
 
 class SourceEntry(NamedTuple):
-    """An entry of the source, of which `data` is the client-part (proto/entry.py)."""
+    """An entry that was read from the source. `data` is the client-part of the entry: its metadata and payload
+    (proto/entry.py)."""
 
     position: Position
     data: bytes
 
 
 class Backlog(NamedTuple):
-    """The answer of the source about its backlog: how much is not acknowledged, in entries (Pulsar) or messages
-    (Magnetar)."""
+    """The source's answer about its backlog: the number of unacknowledged entries (if the source is Pulsar) or messages
+    (if it is Magnetar)."""
 
     left: int
 
 
 class EndOfTopic(NamedTuple):
-    """The topic of the source is terminated: no entry follows."""
+    """The event that the source's topic is terminated: no entry follows."""
 
 
 Event = SourceEntry | Backlog | EndOfTopic
@@ -96,7 +97,8 @@ def _error(number: int, text: str, of: str) -> errors.MagnetarError:
 
 
 class MigrationSource:
-    """The source cluster: lists what to copy, and opens readers. Belongs to one event loop."""
+    """The cluster from which topics are copied: lists its topics, and opens readers of them. Belongs to one event
+    loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
         """Makes a source. Raises InvalidUrl if `url` names no port of Pulsar's protocol."""
@@ -172,7 +174,7 @@ class MigrationSource:
         return sorted(found.topics)
 
     async def partitions(self, topic: TopicName) -> int:
-        """Returns the number of partitions; 0: the topic is not partitioned, or does not exist."""
+        """Returns the number of partitions of a topic; 0 if the topic is not partitioned, or does not exist."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
         )
@@ -180,7 +182,8 @@ class MigrationSource:
         return int(found.partitions)
 
     async def schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
-        """Returns a schema of the topic (the newest if `version` is None) and its version; None if there is none."""
+        """Returns one version of the topic's schema (the newest if `version` is None) with its version; None if there
+        is none."""
         asked = pulsar.CommandGetSchema(request_id=1, topic=topic.full)
         if version is not None:
             asked.schema_version = version
@@ -214,8 +217,8 @@ class MigrationSource:
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
-        """Returns a reader that starts after the position `after`; None: at the oldest entry. The source sends no
-        entry before `grant_permits`."""
+        """Returns a reader that starts after the position `after`, or at the oldest entry if `after` is None. The
+        source sends no entry before `grant_permits` is called."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -233,7 +236,8 @@ class MigrationSource:
 
 
 class SourceConnection:
-    """Sends commands over one TCP connection. Answers PINGs and authentication challenges while it is read."""
+    """One TCP connection to the source, with Pulsar's protocol. While it is read, PINGs and authentication challenges
+    of the source are answered."""
 
     def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -247,7 +251,8 @@ class SourceConnection:
         self._stream.write_nowait(encode_frame(**command))
 
     async def do_handshake(self, proxied: str) -> str:
-        """Introduces and authenticates the client; returns the version of the broker."""
+        """Sends the first command of a connection (CONNECT), with the credentials of the client. Returns the protocol
+        version of the broker."""
         method, data = self._credentials()
         connect = pulsar.CommandConnect(
             client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL, auth_method_name=method,
@@ -267,8 +272,8 @@ class SourceConnection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """Sends a command and returns the answer of the kind `wanted`. Raises TimedOut, ConnectionLost, or the error
-        of the source."""
+        """Sends a command and returns the answer, which must be of the kind `wanted`. Raises TimedOut, ConnectionLost,
+        or the error that the source answers."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):
@@ -288,8 +293,8 @@ class SourceConnection:
         return answer
 
     async def receive(self) -> tuple[str, Any, bytes]:
-        """Returns the kind of the next command, the command, and the rest of its frame. If the call is cancelled,
-        nothing is lost. Raises ConnectionLost or InvalidRequest."""
+        """Receives the next command. Returns its kind, the command, and the rest of its frame. If the call is
+        cancelled, nothing is lost. Raises ConnectionLost or InvalidRequest."""
         while not self._came:
             try:
                 size = await self._stream.read_into(self._frames.read_buffer)
@@ -325,7 +330,7 @@ class SourceConnection:
 
 
 class PartitionReader:
-    """Reads one partition of the source."""
+    """Reads the entries of one partition from the source cluster."""
 
     def __init__(self, connection: SourceConnection, topic: TopicName, timeout_s: float) -> None:
         self._connection = connection
@@ -347,15 +352,16 @@ class PartitionReader:
         await self._connection.ask("success", self._topic.full, self._timeout_s, subscribe=asked)
 
     async def newest_position(self) -> Position:
-        """Returns the position of the newest entry; an entry id below 0: there is none. Must be called before any
-        entry is read."""
+        """Returns the position of the newest entry of the partition. Its entry id is below 0 if there is no entry. Must
+        be called before any entry is read."""
         asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
         told = await self._ask("get_last_message_id_response", get_last_message_id=asked)
         ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
         return Position(_signed(ledger_id), _signed(entry_id))
 
     async def backlog(self) -> int:
-        """Returns the source's count of what is not acknowledged. Must be called before any entry is read."""
+        """Returns how much of the partition is not acknowledged, as the source counts it. Must be called before any
+        entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)
@@ -367,14 +373,14 @@ class PartitionReader:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
-        """Asks for the backlog; `next_event` returns the answer."""
+        """Sends a request for the backlog. `next_event` later returns the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
     async def next_event(self, wait_s: float) -> Event | None:
-        """Returns the next event; None if none arrives within `wait_s`. Raises ConnectionLost if the source closed the
-        reader: another reader may continue."""
+        """Returns the next entry, backlog or end of the topic; None if nothing arrives within `wait_s`. Raises
+        ConnectionLost if the source closed the reader: then the copy may continue with a new reader."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -407,14 +413,14 @@ class PartitionReader:
                 return None
 
     def return_permits(self, messages: int) -> None:
-        """Counts permits of `messages` copied messages, and grants them again in groups."""
+        """Counts `messages` as copied, and allows the source to send as many more. The permits are sent in groups."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
             self.grant_permits(self._owed)
             self._owed = 0
 
     def acknowledge(self, position: Position) -> None:
-        """Acknowledges all entries up to `position`, which are copied."""
+        """Acknowledges at the source all entries up to `position`, because they are copied."""
         self._connection.send(ack=pulsar.CommandAck(
             consumer_id=_CONSUMER, ack_type=pulsar.CommandAck.Cumulative,
             message_id=[MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id)],
@@ -452,20 +458,20 @@ ORIGIN_BYTES = len(_TAG) + _BODY.size
 
 
 class Origin(NamedTuple):
-    """The entry of the source of which an entry is a copy."""
+    """Where a copied entry comes from: the source's topic and the position of the entry there."""
 
     topic: int  # `hash_topic` its topic
     position: Position
 
 
 def hash_topic(topic: str) -> int:
-    """Returns the number by which a copy names the topic of its origin: a hash of the topic's full name."""
+    """Returns the hash of a topic's full name. The origin of a copied entry names its topic by this number."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
 def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
-    """Returns the copy of an entry as it is published at the destination, with its origin. `schema_version`: that of
-    the destination; None: that of the source stays."""
+    """Returns the bytes of a copied entry as they are published at the destination, with the entry's origin.
+    `schema_version` is the schema's version at the destination; None: the version of the source is kept."""
     added = b"" if schema_version is None else _SCHEMA_VERSION + encode_varint(len(schema_version)) + schema_version
     added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
     metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
@@ -473,7 +479,8 @@ def encode_copy(client_part: bytes, header: EntryHeader, origin: Origin, schema_
 
 
 def origin_of(entry: bytes) -> Origin | None:
-    """Returns the origin of a stored entry; None if it is not a copy. Raises CorruptEntry."""
+    """Returns the origin (topic and position at the source) that a stored entry names; None if the entry is not a copy.
+    Raises CorruptEntry."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES
@@ -494,7 +501,7 @@ _plan_MAGIC = frozenset("*?[")
 
 
 class CopiedTopic(NamedTuple):
-    """A topic that is copied."""
+    """A topic that the migration copies, with the number of its partitions."""
 
     name: TopicName
     partitions: int  # 0: it is not partitioned
@@ -505,8 +512,8 @@ class CopiedTopic(NamedTuple):
 
 
 async def find_topics(source: MigrationSource, asked: Sequence[str]) -> list[CopiedTopic]:
-    """Returns the topics that names and patterns in `asked` match, each once, by name. Raises InvalidName,
-    InvalidRequest if one cannot be copied, TopicNotFound."""
+    """Returns the topics of the source that match the names and patterns in `asked`, sorted by name, without
+    duplicates. Raises InvalidName; InvalidRequest if a topic cannot be copied; TopicNotFound."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:

@@ -86,13 +86,14 @@ def check_fork() -> None:
 
 
 class Ports:
-    """The ports that the server reserves until it ends."""
+    """Ports that a server reserves for its processes. They stay reserved until the server ends."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
-        """Reserves the port of an address, a free one if it is 0; returns the address with that port. Raises Busy."""
+        """Reserves the port of the address `where`; if that is 0, reserves a free port. Returns the address with the
+        port. Raises Busy."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:
@@ -110,9 +111,9 @@ class Ports:
 
 
 def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
-    """Returns where process `number`, from 0, listens. On loopback, and for port 0, at a free port; elsewhere at the
-    ports after that of the first process. So it does also if an advertised address is `forwarded` to it, because the
-    port must be known in advance. Raises InvalidConfiguration."""
+    """Returns the address at which process `number` (from 0) listens. On loopback, and for port 0, the port is any free
+    one. Elsewhere it is the port of the first process plus `number`; the same holds if an advertised address is
+    `forwarded` to the process, because then the port must be known in advance. Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
@@ -125,7 +126,8 @@ def address_of_process(where: Endpoint, number: int, *, forwarded: bool = False)
 
 
 def lock_folder(folder: str) -> File:
-    """Locks the folder for the parent and all its processes; returns the lock file. Raises Busy."""
+    """Locks the folder for a server: for the parent process and all its children. Returns the lock file. Raises Busy if
+    another server has locked the folder."""
     from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
 
@@ -150,8 +152,8 @@ def _after_the_last_one(take: Callable[[], T]) -> T:
 
 
 def preload_modules(*modules: str) -> None:
-    """Imports modules that the processes will use, so that they share the memory. `modules`: of this package;
-    LIBRARIES are imported as well."""
+    """Imports modules that the child processes will use, so that the children share the memory of these modules.
+    `modules` are modules of this package; the LIBRARIES are imported too."""
     for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
         import_module(name)
 
@@ -162,8 +164,8 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 def make_spec(
     name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False, health: Endpoint | None = None
 ) -> ProcessSpec:
-    """Returns the description of a process in which `main(world, voice)` serves until it is cancelled. `shows`: its
-    page contains the metrics of all processes. `health`: where it answers probes."""
+    """Returns the description of a process that runs `main(world, voice)` until it is cancelled. `shows`: the metrics
+    page of this process contains the metrics of all processes. `health`: the address at which it answers probes."""
     from ...runtime.parent import ProcessSpec
 
     def work(child: Child) -> int:
@@ -180,8 +182,8 @@ def run_process_tiers(
     object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs the processes until the server ends; returns its exit code. `said`: makes the ready line of the facts that
-    each process reports."""
+    """Runs the processes until the server ends, and returns the exit code of the server. `said` makes the ready line
+    from the facts that each process reported."""
     from ...runtime import logs
     from ...runtime.parent import Parent
 
@@ -194,7 +196,7 @@ def run_process_tiers(
 
 
 class BrokerOptions(NamedTuple):
-    """The options of a process that runs a broker."""
+    """The command-line options of a process that runs a broker."""
 
     settings: BrokerConfig
     tree: Address
@@ -217,7 +219,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 
 
 async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) -> None:
-    """Runs a broker until the process is cancelled."""
+    """Runs a broker in this process, until the call is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import ProcessParts
     from .metrics import MeasuredParts, RepeatedPage, wants_pulsar_names
@@ -261,9 +263,9 @@ async def run_broker(given: BrokerOptions, world: World, voice: StatusOutput) ->
 def broker_specs(
     given: BrokerOptions, count: int, base: str, ports: Ports, log_level: str, log_format: Any
 ) -> list[ProcessSpec]:
-    """Returns the processes of `count` brokers that share the topics for which any of them is asked. The first has the
-    ports, the metrics and the warning of `given`, the others ports of their own. Raises Busy or InvalidConfiguration.
-    """
+    """Returns the descriptions of `count` processes, each with a broker, that share all their topics: a client may ask
+    any of them. The first process uses the ports, the metrics and the warning of `given`; the others get ports of their
+    own. Raises Busy or InvalidConfiguration."""
     found = []
     given = given._replace(
         metrics=given.metrics and ports.reserve(given.metrics), health=given.health and ports.reserve(given.health)
@@ -288,22 +290,24 @@ def broker_specs(
 
 
 def ready_line_of(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
-    """Returns the URL and the facts of the first broker, where clients connect, for the ready line."""
+    """Returns the content of the ready line for several broker processes: the URL and the facts of the first one, to
+    which clients connect."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
 
 
 def with_share_group(settings: BrokerConfig) -> BrokerConfig:
-    """Returns the settings of a broker beside which others may run: they share topics, unless their settings name
-    several groups."""
+    """Returns the broker's settings with a group in which several brokers share their topics, unless the settings name
+    groups already."""
     import msgspec
 
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
 
 
 def name_of_address(settings: BrokerConfig) -> str:
-    """Returns a name for several brokers without one: the same one after a restart, so that an order to drain one of
-    them is found again. It is made of the address at which clients reach the first; random if that says too little."""
+    """Returns a name for several brokers of one server that were not given a name. The name is made of the address at
+    which clients reach the first broker, so it is the same after a restart, and an order to drain one of the brokers is
+    found again. If the address is too general, the name is random."""
     known = settings.advertised or settings.listen
     port = known.port or settings.listen.port
     is_any = known.host in ("0.0.0.0", "::")
@@ -314,7 +318,8 @@ def name_of_address(settings: BrokerConfig) -> str:
 def settings_of_process(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
-    """Returns the settings of process `number`, from 0, of several that share topics. Raises InvalidConfiguration."""
+    """Returns the settings of process `number` (from 0) of several broker processes that share topics. Raises
+    InvalidConfiguration."""
     import msgspec
 
     from ...proto.errors import InvalidConfiguration
@@ -369,7 +374,7 @@ def broker(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Run a broker: it owns topics for a while and keeps nothing itself.
+    """Run a broker, which serves topics to clients. It stores no data itself.
 
     \b
     Examples:

@@ -101,7 +101,8 @@ def bookies_memory(bookies: Sequence[Bookie]) -> dict[str, int]:
 
 
 def metadata_memory(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
-    """Returns the memory that clients of the metadata service use; empty if this process does not serve it."""
+    """Returns the bytes that clients of the metadata service use, by share of the memory plan; empty if this process
+    does not run the service."""
     memory = getattr(metadata, "memory", None)
     return {} if memory is None else {"metadata-clients": _held(memory)}
 
@@ -125,8 +126,8 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 
 class BookKeeperMetric(NamedTuple):
-    """A metric under BookKeeper's name. `ours`: names on our page; if there are two, the first counts successes and
-    the second failures. `note`: what differs."""
+    """A metric under the name that BookKeeper gives it. `ours`: the names of the same numbers on our page; if there are
+    two, the first counts successes and the second failures. `note`: what differs from BookKeeper's metric."""
 
     name: str
     ours: tuple[str, ...]
@@ -179,15 +180,15 @@ SECOND = (
 
 
 class BookKeeperNames:
-    """Adds metrics of bookies under BookKeeper's names to the page. One object per process: it stores earlier counts,
-    of which it computes the quantiles."""
+    """Adds the metrics of bookies to the page again, under BookKeeper's names. Each process has one such object, which
+    stores earlier counts to compute quantiles from them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._recent = RecentQuantiles()
 
     def add(self, page: MetricsPage, bookie: str) -> None:
-        """Adds each metric of `bookie` once more, under BookKeeper's name for it. One that is not on the page is left
+        """Adds each metric of `bookie` once more, under BookKeeper's name. A metric that is not on the page yet is left
         out."""
         labels = (("bookie", bookie),)
         for second in SECOND:
@@ -264,7 +265,8 @@ BACKLOGS_TIMEOUT_S = 2.0
 
 
 class MeasuredParts(msgspec.Struct, frozen=True):
-    """The parts of a process whose metrics are served. Must be called only in their event loop."""
+    """The parts of a process (broker, bookies, metadata service) whose metrics are served. A call adds their metrics to
+    a page; it must be made in the event loop of these parts."""
 
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
@@ -314,8 +316,9 @@ class MeasuredParts(msgspec.Struct, frozen=True):
 
 
 class RepeatedPage:
-    """Writes the page of `measure`; one of more than PAGE_LINES again for PAGE_S, so that several scrapers cost a
-    process as much as one. Of PAGES queries each: a slow job asks for another page than the usual one."""
+    """Writes the page of metrics with `measure`. A page of more than PAGE_LINES lines is reused for PAGE_S seconds, so
+    that several scrapers cost the process as much as one. Pages of up to PAGES different queries are kept, because a
+    slow job asks for another page than the usual one."""
 
     def __init__(self, measure: Measure, clock: Clock) -> None:
         self._measure = measure
@@ -338,12 +341,12 @@ class RepeatedPage:
 
 
 def make_bookkeeper_names(compat: str, clock: Clock) -> BookKeeperNames | None:
-    """Returns the object for BookKeeper's names if --metrics-compat asks for them; else None."""
+    """Returns the object that adds metrics under BookKeeper's names if --metrics-compat asks for them; else None."""
     return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
 
 
 def wants_pulsar_names(compat: str) -> bool:
-    """Whether --metrics-compat asks for Pulsar's names."""
+    """Returns whether --metrics-compat asks for metrics under Pulsar's names."""
     return compat in ("pulsar", "both")
 
 
@@ -584,7 +587,7 @@ def is_ready() -> bool:
 
 
 def announce_ready(url: str, **facts: object) -> None:
-    """Prints the ready line, for which scripts wait; nothing else is printed on stdout."""
+    """Prints the ready line, for which scripts wait. Nothing else is printed on stdout."""
     _said.append(url)
     print_ready(url, **facts, **_probed())
 
@@ -600,18 +603,18 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class StatusOutput(Protocol):
-    """Prints that a server is ready, with its addresses; decides what its page of metrics contains."""
+    """Reports that a server is ready, with its addresses, and decides which metrics the page of the server contains."""
 
     def report_ready(self, url: str, **facts: object) -> None: ...
 
     def combine_metrics(self, own: Measure) -> Measure:
-        """Returns the function that writes the served page of metrics. `own` writes the metrics of this
-        process only."""
+        """Returns the function that writes the complete page of metrics. `own` is the function that writes the metrics
+        of this process only."""
         ...
 
 
 class SingleProcessOutput:
-    """The StatusOutput of a server of one process."""
+    """The StatusOutput of a server that consists of one process."""
 
     def report_ready(self, url: str, **facts: object) -> None:
         announce_ready(url, **facts)
@@ -621,7 +624,7 @@ class SingleProcessOutput:
 
 
 class ProcessOutput:
-    """The StatusOutput of one process of a server of several."""
+    """The StatusOutput of one process, for a server that consists of several processes."""
 
     def __init__(self, child: Child, *, shows: bool) -> None:
         self.child = child

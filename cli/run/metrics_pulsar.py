@@ -31,7 +31,7 @@ _Look = tuple[float, int, int, int]
 
 
 class PulsarName(NamedTuple):
-    """A metric under Pulsar's name, with its labels and that of ours with the same number."""
+    """A metric under Pulsar's name, with its labels, and the name of our metric that has the same number."""
 
     name: str
     labels: tuple[str, ...]
@@ -96,8 +96,8 @@ QUERIES = 4
 
 
 class PulsarNames:
-    """Adds topics, subscriptions and the broker to the page under Pulsar's names. One object per process: it keeps
-    what it showed of subscriptions, for their rates."""
+    """Adds the metrics of topics, subscriptions and the broker to the page under Pulsar's names. Each process has one
+    such object, which keeps the last numbers of subscriptions to compute their rates."""
 
     def __init__(self) -> None:
         self._recent = RecentQuantiles()
@@ -106,7 +106,8 @@ class PulsarNames:
     def add(
         self, page: MetricsPage, broker: TopicManager, survey: TopicSurvey, topics: Sequence[Topic], *, each: bool
     ) -> None:
-        """Adds what is under Pulsar's names. `each`: `topics` are all loaded topics, and are shown one by one."""
+        """Adds the metrics under Pulsar's names to the page. `each`: `topics` are all loaded topics, and each gets
+        metrics of its own."""
         from ...broker.node.survey import inspect_topic
 
         cluster = broker.config.cluster

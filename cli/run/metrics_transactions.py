@@ -27,7 +27,7 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class PulsarMetric(NamedTuple):
-    """A metric under Pulsar's name. `ours`: the names of our numbers, whose sum it is."""
+    """A metric under Pulsar's name. `ours`: the names of our metrics, whose sum is its value."""
 
     name: str
     ours: tuple[str, ...]
@@ -56,7 +56,8 @@ PULSAR = (
 
 
 def add_coordinators(page: MetricsPage, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
-    """Adds the metrics of coordinators. `cluster`: the label of Pulsar's names; None: without them."""
+    """Adds the metrics of transaction coordinators to the page. `cluster`: the label of the metrics under Pulsar's
+    names; None: these are left out."""
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:
@@ -112,8 +113,8 @@ TOPIC_SERIES = {
 
 
 class TopicTransactionSeries:
-    """Adds the metrics of topics that have seen transactions. Their series are made for the first such topic; other
-    topics cost one test each."""
+    """Adds the transaction metrics of topics to the page. Series are created at the first topic that has seen a
+    transaction; every other topic costs one comparison."""
 
     def __init__(self, page: MetricsPage, cluster: str | None) -> None:
         self._page, self._cluster = page, cluster

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def make_member_world(world: World, settings: str | None, role: str) -> World:
-    """Returns a world whose connections to the metadata service use the member's certificate; for the metadata service
-    itself, its listener too. Returns `world` unchanged if the settings have no [members]. Raises InvalidConfiguration
-    if they are wrong."""
+    """Returns a world (see runtime/network.py) whose connections to the metadata service use the certificate of this
+    member of the cluster. For the metadata service itself, its listener uses the certificate too. Returns `world`
+    unchanged if the settings have no section [members]. Raises InvalidConfiguration if they are wrong."""
     members = section_of(settings)
     if members is None:
         return world
@@ -54,8 +54,8 @@ def make_member_world(world: World, settings: str | None, role: str) -> World:
 async def make_registered_world(
     parts: ProcessParts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
-    """Returns the world of a process whose key the other members know. `session()` opens a session with
-    the metadata."""
+    """Returns a world for a process that has registered its key in the metadata, so that the other members accept it.
+    `session()` opens a session with the metadata."""
     section = section_of(settings)
     if section is None:
         return world
@@ -76,8 +76,8 @@ def section_of(settings: str | None) -> MembersSection | None:
 
 
 def accepts_only_members(settings: str | None) -> bool:
-    """Whether the listener of the metadata service or of a bookie accepts members only. Raises UsageError if
-    `settings` has no [members]."""
+    """Returns whether the listener of the metadata service or of a bookie accepts only members of the cluster. Raises
+    UsageError if `settings` has no section [members]."""
     if settings is not None and section_of(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None
@@ -96,8 +96,9 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that adds --metrics, --health, --insecure, --log-level and --log-format; --config if
-    the process has `settings`; --metrics-compat if there are other systems' names (`compat`)."""
+    """Returns a decorator that adds options to the command of a server: --metrics, --health, --insecure, --log-level
+    and --log-format; --config if the process has `settings`; and --metrics-compat if its metrics can have the names of
+    other systems (`compat`)."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -156,8 +157,8 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options --metadata, --wait and --session-timeout, by which a process of a cluster finds the others, and
-    by which they notice that it is gone."""
+    """Adds the options --metadata, --wait and --session-timeout to a command: how a process finds the metadata service,
+    and how long after its end the other processes notice that."""
     options = (
         click.option(
             "--metadata",
@@ -195,8 +196,8 @@ def parse_endpoint(text: str, option: str) -> Endpoint:
 
 
 def parse_metadata_address(text: str, security: str | None = None) -> Address:
-    """Parses the value of --metadata. `security`: the value of --security, whose section [zookeeper] has the
-    credentials for ZooKeeper. Raises UsageError."""
+    """Returns the address that the value of --metadata means. `security` is the value of --security: its section
+    [zookeeper] contains the credentials for ZooKeeper. Raises UsageError."""
     from ...metadata.address import parse
 
     try:
@@ -213,13 +214,13 @@ def parse_metadata_address(text: str, security: str | None = None) -> Address:
 
 
 def parse_metrics_endpoint(text: str | None) -> Endpoint | None:
-    """Parses the value of --metrics; a port alone means loopback."""
+    """Returns the address that the value of --metrics means. A port alone means loopback."""
     return _local_endpoint(text, "--metrics")
 
 
 def parse_health_endpoint(text: str | None) -> Endpoint | None:
-    """Parses the value of --health, likewise. It may be reached from other machines without --insecure: all that it
-    says is whether the process serves."""
+    """Returns the address that the value of --health means; a port alone means loopback. The address may be reachable
+    from other machines without --insecure, because the answer says only whether the process serves."""
     return _local_endpoint(text, "--health")
 
 
@@ -240,7 +241,7 @@ SECURITY = click.option(
 
 
 def with_authentication(world: World, settings: str | None) -> World:
-    """Returns the world of a broker; with `settings` its listener authenticates callers."""
+    """Returns the world for a broker. With `settings`, the broker's listener authenticates callers."""
     if settings is None:
         return world
     from ...security.authenticator import secured_world
@@ -249,8 +250,8 @@ def with_authentication(world: World, settings: str | None) -> World:
 
 
 def is_secured(settings: str | None) -> bool:
-    """Whether the listener authenticates callers and encrypts, so that it may be reached from other machines. Raises
-    InvalidConfiguration if the settings are wrong."""
+    """Returns whether the listener authenticates callers and encrypts, so that it may be reachable from other machines.
+    Raises InvalidConfiguration if the settings are wrong."""
     if settings is None:
         return False
     from ...security.settings import SecuritySettings
@@ -259,16 +260,14 @@ def is_secured(settings: str | None) -> bool:
 
 
 def scheme(settings: str | None) -> str:
-    """Returns the scheme of the URL that clients use."""
+    """Returns the scheme of the URL with which clients connect to the server."""
     return "magnetar+ssl" if is_secured(settings) else "magnetar"
 
 
 def check_listeners(insecure: bool, **listeners: Endpoint | None) -> str:
-    """Checks the addresses of listeners that do not authenticate callers: they may listen only for this machine.
-    `listeners`: option → where it listens.
-
-    With `insecure` they may listen elsewhere; then returns the warning for the log, else "". Raises UsageError.
-    """
+    """Checks that listeners which do not authenticate callers listen for this machine only. `listeners`: the address of
+    each, by option. With `insecure` they may also listen for other machines; then returns a warning for the log, else
+    "". Raises UsageError."""
     beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
     if not beyond:
         return ""
@@ -286,8 +285,9 @@ def run_server(
     voice: ProcessOutput | None = None,
     health: Endpoint | None = None,
 ) -> int:
-    """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: the output of
-    one of several processes, which only their parent stops. `health`: where probes ask, from the start on."""
+    """Runs a server to its end and returns its exit code. Raises errors, which exits.py reports. `voice`: the output
+    for one of several processes, which only their parent may stop. `health`: the address at which probes are answered
+    from the start on."""
     from ...proto.errors import MagnetarError
     from ...runtime import logs, process
     from ...runtime.clock import SystemClock
@@ -334,12 +334,10 @@ def run_server(
 async def run_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
-    """Calls `start`, again from the beginning if it loses the metadata service before the process is ready; after
-    WAIT_S raises the error.
-
-    The metadata service may restart, or be cut off for longer than the session lasts, while a bookie replays its
-    journal. A permanent error (a wrong directory, a taken port, no server at that address) is raised at once.
-    """
+    """Calls `start`. If the metadata service is lost before the process is ready, calls `start` again from the
+    beginning; after WAIT_S raises the error. The metadata service may restart, or be unreachable for longer than the
+    session lasts, while a bookie replays its journal. A permanent error (a wrong directory, a taken port, no server at
+    that address) is raised at once."""
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
     deadline = clock.monotonic() + WAIT_S
@@ -354,15 +352,16 @@ async def run_until_ready(
 
 
 def make_pulsar_ready_facts(broker: Broker) -> dict[str, object]:
-    """Returns the facts for the ready line that say where Pulsar's clients and tools connect, and where the page is."""
+    """Returns facts for the ready line: the addresses for Pulsar's clients and tools, and that of the administration
+    page."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url, "page": f"{broker.http_url}/ui"} if broker.http_url else {})
 
 
 async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
-    """Serves the page of metrics at `where`, if that is given; returns the fact for the ready line. Raises Busy if the
-    port is taken."""
+    """Serves the page of metrics at the address `where`, if one is given. Returns the fact with this address for the
+    ready line. Raises Busy if the port is taken."""
     if where is None:
         return {}
     from ...runtime.metrics_server import MetricsServer
@@ -372,8 +371,8 @@ async def serve_metrics(parts: ProcessParts, where: Endpoint | None, measured: M
 
 
 async def serve_for_ever(warning: str = "", readiness: Readiness | None = None) -> NoReturn:
-    """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour.
-    `readiness`: what probes are answered meanwhile; without it the process is ready."""
+    """Waits until this process is asked to end (runtime/process.py then cancels the call). Logs the warning now and
+    every hour. `readiness` answers probes meanwhile; without it the process counts as ready."""
     from ...runtime.health import HEALTH
     from ...runtime.process import freeze_objects
 
@@ -393,7 +392,8 @@ async def _nothing_missing() -> Sequence[str]:
 
 
 def readiness_of(bookies: Sequence[Bookie] = (), broker: Broker | None = None) -> Readiness:
-    """Returns what a process with these parts answers to probes: the reasons of each of them."""
+    """Returns a function for probes. The function returns the reasons why the broker or one of the bookies of this
+    process is not ready; none if they are ready."""
 
     async def why_not_ready() -> Sequence[str]:
         reasons = [reason for each in bookies for reason in each.why_not_ready()]
@@ -477,7 +477,7 @@ def metadata(
     metrics: str | None, health: str | None, insecure: bool,
     log_level: str, log_format: str,
 ) -> int:  # fmt: skip
-    """Run the metadata service: the small tree of what brokers and bookies must agree on.
+    """Run the metadata service, which stores the small records on which brokers and bookies must agree.
 
     Example: magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
     """
@@ -523,8 +523,8 @@ def make_memory_plan(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> MemoryPlan:  # fmt: skip
-    """Returns the memory plan of a process that runs these parts, by the settings of `file` and the environment.
-    `processes` processes share the memory equally."""
+    """Returns the memory plan of a process that runs these parts, according to the settings in `file` and the
+    environment. `processes` processes get equal shares of the memory."""
     from ...runtime import process
     from ...runtime.config import explicit_settings, setting_value
     from ...runtime.memory_shares import NO_LIMIT, plan_memory, process_memory_bytes

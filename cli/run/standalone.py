@@ -69,7 +69,7 @@ CLUSTER = "standalone"
 
 
 class StandaloneOptions(NamedTuple):
-    """The options of the command."""
+    """The options of the command `magnetar standalone`."""
 
     folder: Path
     listen: Endpoint
@@ -99,7 +99,8 @@ def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
 
 
 def count_bookies(folder: Path, wanted: int | None) -> int:
-    """Returns how many bookies to start: as many as have data in the folder, or more."""
+    """Returns how many bookies to start: `wanted`, or if that is None, as many as have data in the folder. Raises
+    InvalidConfiguration if `wanted` is less than that."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
@@ -112,7 +113,7 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
 
 
 def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
-    """Returns the settings of bookie `number`, from 1, in its folder, before its share of the memory is applied."""
+    """Returns the settings of bookie `number` (from 1), with its folder; its share of the memory is not applied yet."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
@@ -125,8 +126,8 @@ async def start_bookie(
     parts: ProcessParts, world: World, given: StandaloneOptions, number: int, plan: MemoryPlan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Starts bookie `number`, from 1, in its folder. `new_session`: opens a session with the metadata again, where one
-    may be lost."""
+    """Starts bookie `number` (from 1) in its folder. `new_session` opens a session with the metadata again, if the
+    first one can be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.apply_to(bookie_settings(given, number), "bookie")
@@ -168,10 +169,11 @@ def standalone(
     processes_: int, security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None,
     health: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
-    """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
+    """Run a whole cluster in one command: metadata, bookies and broker. Prints one line, `ready magnetar://HOST:PORT
+    …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are
-    free Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
+    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are free
+    Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
 
     \b
     Examples:
@@ -282,7 +284,8 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 
 
 def run_processes(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
-    """Runs the server in `count` processes; returns the exit code. Raises Busy or InvalidConfiguration."""
+    """Runs a standalone server that consists of `count` processes, to its end. Returns its exit code. Raises Busy or
+    InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
     processes.check_fork()
@@ -318,19 +321,22 @@ def run_processes(given: StandaloneOptions, count: int, log_level: str, log_form
 
 
 def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
-    """Returns the numbers of the bookies, from 1, of each storage process; the first process has the metadata, too."""
+    """Returns for each storage process the numbers (from 1) of its bookies. The first process also runs the metadata
+    service."""
     count = min(bookies, processes - 1)
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 
 
 class SharedMemoryLimit(NamedTuple):
-    """The memory of all processes together: at most `most` bytes if no setting limits it, in equal parts."""
+    """The memory of all processes of a standalone server together, in equal shares. If no setting limits the memory, it
+    is at most `most` bytes."""
 
     most: int
     processes: int
 
     def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> MemoryPlan:
-        """Returns the memory plan of the process with these bookies. Raises InvalidConfiguration."""
+        """Returns the memory plan for the process that runs the bookies with these `numbers`. Raises
+        InvalidConfiguration."""
         return make_memory_plan(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ...runtime.peer.keys import PeerClientKeys
 
 class BookiePeer:
-    """A registered bookie, which is asked over the peers' network. `ask` must be called in one event loop."""
+    """A registered bookie, to which requests of an operator are sent over the network of the cluster's members. `ask`
+    must be called in one event loop only."""
 
     def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: Operator | None = None) -> None:
         self.id = id_
@@ -33,8 +34,8 @@ class BookiePeer:
         self._peer: Peer | None = None
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
-        """Sends the bookie a request `verb` and returns its answer. Raises the error that the bookie answers, by its
-        class; Failure if the bookie knows no such requests."""
+        """Sends the request `verb` to the bookie and returns its answer. Raises the error that the bookie answers, as
+        an exception of the same class; Failure if the bookie does not support such requests."""
         from ...ledger.peer_format import Status, decode_answer, encode_admin
         from ...proto import errors
 
@@ -69,8 +70,8 @@ class BookiePeer:
         return self._reach(world, access)
 
     def connect_as(self, world: World, key: str) -> None:
-        """Connects as the member of `world` to the bookie process that has `key`; for an operator that asks many
-        bookies."""
+        """Connects to the bookie process that has the public key `key`, as the member of the cluster that `world`
+        belongs to. For an operator that asks many bookies."""
         from ...runtime.peer.keys import PeerClientKeys
 
         self._peer = self._reach(world, PeerClientKeys(key))
@@ -88,10 +89,8 @@ class BookiePeer:
 
 
 def find_bookies(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
-    """Returns the registered bookies, or the one whose id begins with `wanted`. Raises NotFound if there is none.
-
-    `timeout_s`: for their answers, if that must be longer than the session's.
-    """
+    """Returns the registered bookies, or only the one whose id begins with `wanted`. Raises NotFound if there is none.
+    `timeout_s`: how long to wait for their answers, if that must be longer than the session's time-out."""
     from ...proto.errors import NotFound
 
     listed = session.admin.bookies()
@@ -106,7 +105,8 @@ def find_bookies(session: Session, wanted: str | None, timeout_s: float | None =
 
 
 def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
-    """Asks all bookies at the same time; returns their answers in the same order. Raises the first error."""
+    """Sends the request `verb` to all bookies at the same time. Returns their answers in the order of `peers`. Raises
+    the first error."""
 
     async def ask() -> list[dict[str, Any]]:
         try:
@@ -119,8 +119,8 @@ def ask_bookies(peers: list[BookiePeer], verb: str, **options: object) -> list[d
 
 
 def ask_answering(session: Session, verb: str) -> dict[str, dict[str, Any]]:
-    """Asks all registered bookies; returns the answers by id. Bookies that do not answer, or do not know this request,
-    are left out."""
+    """Sends the request `verb` to all registered bookies, and returns the answers by bookie id. Leaves out bookies that
+    do not answer, or do not support the request."""
     from ...proto.errors import MagnetarError
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:
@@ -159,16 +159,16 @@ METADATA = click.option(
 
 
 class Operator(NamedTuple):
-    """The values of `--security` and `--metadata` of a command that asks bookies as an operator. Without `security`
-    there is no key, and requests are in clear."""
+    """The values of the options `--security` and `--metadata` of a command that asks bookies as an operator. Without
+    `security`, the command has no key, and its requests are not encrypted."""
 
     security: str | None = None
     metadata: str = ""
     timeout_s: float = SESSION_S
 
     async def member_world(self) -> tuple[World, Members | None]:
-        """Returns a world whose peers accept this command as an operator, and the members, which the caller must
-        close."""
+        """Returns a world (see runtime/network.py) with which bookies accept this command as an operator, and the list
+        of the cluster's members, which the caller must close."""
         from ...metadata.members import Members
         from ...runtime.process import real_world
         from ...security.members import read_own_name
@@ -189,8 +189,8 @@ class Operator(NamedTuple):
 
 
 def with_operator(function: Callable[..., None], *watched: str) -> Callable[..., None]:
-    """Decorates a command that sends requests to bookies. Does the same as `with_session`, and adds the options
-    --security and --metadata."""
+    """Decorates a command that sends requests to bookies. Adds what `with_session` adds, and the options --security and
+    --metadata."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:
@@ -201,5 +201,5 @@ def with_operator(function: Callable[..., None], *watched: str) -> Callable[...,
 
 
 def watching_operator(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that only asks bookies: as `with_operator`, and adds --watch."""
+    """Decorates a command that only reads from bookies. Adds what `with_operator` adds, and the option --watch."""
     return with_operator(function, *WATCHED)

@@ -84,9 +84,9 @@ def bookie(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Run a bookie: it keeps entries of ledgers, synced before each acknowledgement.
+    """Run a bookie, which stores entries of ledgers. Each entry is synced before it is acknowledged.
 
-    With a command after it, it runs that instead.
+    If a command follows, that command runs instead.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ def bookie(
 
 
 class BookieOptions(NamedTuple):
-    """The options of a process that runs a bookie."""
+    """The command-line options of a process that runs a bookie."""
 
     folder: Path
     listen: Endpoint
@@ -141,7 +141,7 @@ class BookieOptions(NamedTuple):
 
 
 async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) -> None:
-    """Runs a bookie until the process is cancelled."""
+    """Runs a bookie in this process, until the call is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import ProcessParts
     from ..run.metrics import MeasuredParts, make_bookkeeper_names
@@ -168,7 +168,7 @@ async def run_bookie(given: BookieOptions, world: World, voice: StatusOutput) ->
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
-    """Returns the number of processes: that of the bookies with data in the folder, or `wanted` if that is more.
+    """Returns how many processes to start: one for each bookie with data in the folder, or `wanted` if that is more.
     Raises InvalidConfiguration."""
     from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration

@@ -45,10 +45,9 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @YES
 @with_operator
 def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
-    """Garbage collection: the disk space of deleted ledgers.
+    """Show or start garbage collection, which frees the disk space of deleted ledgers.
 
-    Bookies collect by themselves; this shows what they would do, or makes them do it now. A ledger that was just
-    deleted waits for its grace (gc_grace_s) first.
+    Bookies also collect without this command. A ledger that was just deleted is collected after its grace (gc_grace_s).
 
     \b
     Examples:
@@ -87,7 +86,7 @@ def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
 
 
 def owner_text(holder: dict[str, Any]) -> str:
-    """Returns a short text that names the owner of a ledger."""
+    """Returns a short text for users that names the owner of a ledger, such as a topic."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
         return f"{name} ({holder['cursor']})" if "cursor" in holder else name
@@ -122,7 +121,8 @@ async def _collect(
 
 @contextmanager
 def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """A bar for each bookie on stderr where that is a terminal."""
+    """Shows a progress bar for each bookie on stderr if that is a terminal. Yields the function that updates the bar of
+    a bookie."""
     if json or not sys.stderr.isatty():
         yield lambda at, status: None
         return
@@ -166,7 +166,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
 @BOOKIE
 @watching_operator
 def state(session: Session, bookie: str | None) -> None:
-    """What each bookie says of itself: disk, limbo, scrubber, garbage collection.
+    """Show what each bookie reports about itself: disk, limbo, scrubber, garbage collection.
 
     \b
     Examples:
@@ -196,10 +196,11 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 @YES
 @with_operator
 def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
-    """Let a bookie leave limbo although some of what it lost cannot be had from any other bookie.
+    """Let a bookie leave limbo although some entries that it lost cannot be copied from any other bookie.
 
-    It asks them all once more, then gives the rest up: entries that only it had are lost for good. First try to bring
-    other bookies back, or its old disk. Prints what was given up. The beginning of the bookie's ID is enough.
+    The bookie asks all other bookies once more, and then gives up the missing entries: entries that only it had are
+    lost for good. First try to bring back other bookies, or the old disk. What was given up is printed. The beginning
+    of the bookie's ID is enough.
 
     Example: magnetar bookies accept-loss 1f3c90a2
     """

@@ -32,15 +32,16 @@ BOOKIE = click.argument("bookie")
 
 
 class MetadataAccess(NamedTuple):
-    """The values of --metadata and --security."""
+    """The values of the options --metadata and --security: where the metadata is, and with which credentials to connect
+    to it."""
 
     address: str
     security: str | None
 
 
 def with_metadata(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds --metadata, --security and --data, which say where the metadata is and with what
-    credentials to ask it."""
+    """Decorates a command: adds the options --metadata, --security and --data, which say where the metadata is, and
+    which credentials to use for it."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
@@ -104,9 +105,8 @@ def _change(
 @with_metadata
 @YES
 def forget(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
-    """Forget a bookie whose data is lost for good: its place may be taken by a new one.
-
-    BOOKIE is its id. It must be stopped. Its directory, if it is found again, can never start any more.
+    """Remove a bookie whose data is lost for good from the cluster, so that a new bookie may have its place. BOOKIE is
+    its id, and it must be stopped. If its directory is found again, no bookie can start with it.
 
     Example: magnetar bookies forget 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
     """
@@ -121,9 +121,8 @@ def forget(bookie: str, metadata_: MetadataAccess, data: str | None, output: str
 @click.argument("place")
 @with_metadata
 def move(bookie: str, place: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
-    """Register that a bookie's directory has moved to another place.
-
-    PLACE is HOST:DIRECTORY as the bookie was given it, or its `place` setting; no copy may be left at the old one.
+    """Register a new place for a bookie whose directory was moved. PLACE is HOST:DIRECTORY as the bookie is given it,
+    or its setting `place`. No copy of the directory may be left at the old place.
 
     Example: magnetar bookies move 6f9619ff-8b86-4d01-b42d-00cf4fc964ff bookie-7:/data
     """
@@ -137,7 +136,7 @@ def move(bookie: str, place: str, metadata_: MetadataAccess, data: str | None, o
 @with_metadata
 @YES
 def accept_metadata(bookie: str, metadata_: MetadataAccess, data: str | None, output: str, yes: bool) -> None:
-    """Let a bookie start on metadata that was restored from a backup older than its directory.
+    """Let a bookie start although the metadata was restored from a backup that is older than the bookie's directory.
 
     Example: magnetar bookies accept-metadata 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
     """
@@ -202,7 +201,7 @@ def _racks_change(
 @click.command()
 @with_metadata
 def racks(metadata_: MetadataAccess, data: str | None, output: str) -> None:
-    """Show where bookies stand; `registered` is what each says itself.
+    """Show the rack of each bookie. `registered` is the rack that the bookie reports itself.
 
     Example: magnetar bookies racks --metadata 127.0.0.1:7640
     """
@@ -214,9 +213,8 @@ def racks(metadata_: MetadataAccess, data: str | None, output: str) -> None:
 @click.argument("rack")
 @with_metadata
 def set_rack(bookie: str, rack: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
-    """Say where a bookie stands: copies of an entry go to distinct racks.
-
-    RACK is any name, as in /room-1/rack-7; racks with the same name are one.
+    """Set the rack of a bookie: the copies of an entry are stored in different racks. RACK is any name, as in
+    /room-1/rack-7; bookies with the same name are in one rack.
 
     Example: magnetar bookies set-rack 6f9619ff-8b86-4d01-b42d-00cf4fc964ff /rack-7
     """
@@ -230,7 +228,7 @@ def set_rack(bookie: str, rack: str, metadata_: MetadataAccess, data: str | None
 @BOOKIE
 @with_metadata
 def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output: str) -> None:
-    """Go back to the rack that a bookie says itself.
+    """Delete the rack that was set for a bookie: the rack that the bookie reports itself is used again.
 
     Example: magnetar bookies delete-rack 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
     """
@@ -250,10 +248,10 @@ def delete_rack(bookie: str, metadata_: MetadataAccess, data: str | None, output
 @click.option("--dry-run", is_flag=True, help="Only look whether it could be finished.")
 @with_metadata
 def finish_upgrade(metadata_: MetadataAccess, data: str | None, output: str, dry_run: bool) -> None:
-    """Let all processes write what this Magnetar can: no older one starts after that.
+    """Let all processes write the formats of this version of Magnetar. Afterwards no older version can start.
 
-    Refused while a registered broker or bookie is older. A process writes it from its next start on. Clients and the
-    metadata service are not registered: upgrade the metadata service before.
+    Refused while a registered broker or bookie is older. A process writes the new formats from its next start on.
+    Clients and the metadata service are not registered: upgrade the metadata service before.
 
     \b
     Examples:

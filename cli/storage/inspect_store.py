@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 class StoreInspection:
-    """One command's reading of a bookie's directory: its output, and the damage found."""
+    """Reads a bookie's directory for one `magnetar bookie inspect` command. Has the output of the command, and counts
+    the damage that was found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take_snapshot
@@ -52,7 +53,7 @@ class StoreInspection:
             self.count_damage(damage)
 
     def count_damage(self, damage: Damage) -> str:
-        """Counts a damage; returns its reason."""
+        """Counts one damaged place of the store. Returns the reason, as text for the output."""
         self._first = self._first or damage
         self.damages += 1
         return damage.reason
@@ -61,7 +62,7 @@ class StoreInspection:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limit_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields at most `limit` rows; prints a note if there are more."""
+        """Yields the first `limit` rows. If there are more, prints a note on stderr."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -75,7 +76,8 @@ class StoreInspection:
 
 
 def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command: adds DIR and -o, passes its StoreInspection first, and exits with 1 if damage was found."""
+    """Decorates a command: adds the argument DIR and the option -o, passes a StoreInspection of that directory as the
+    first argument, and exits with code 1 if damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
     @OUTPUT
@@ -89,7 +91,7 @@ def with_inspection(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_filters() -> Callable[[Any], Any]:
-    """Adds the options --number, --ledger, --entry, --from, --to, --limit."""
+    """Returns a decorator that adds the options --number, --ledger, --entry, --from, --to and --limit."""
     options = [
         click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
         click.option("--ledger", type=click.IntRange(0), default=None, help="Only this ledger."),
@@ -122,7 +124,8 @@ HOLDERS_SHOWN = 5
 @click.option("--html", type=click.Path(dir_okay=False, writable=True), default=None, help="Write a picture there.")
 @with_inspection
 def store(look: StoreInspection, html: str | None) -> None:
-    """A bookie's directory in short: logs with live share and the ledgers that hold them, journals, ledger index.
+    """Show a summary of a bookie's directory: logs with the share of live data and the ledgers in them, journals, and
+    the ledger index.
 
     --html writes one page with a bar for each log; it needs no other file and is readable in light and dark.
 
@@ -205,7 +208,7 @@ def log_row(log: LogSummary) -> dict[str, object]:
 
 
 def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
-    """Yields a row for each log. `verify`: reads all records of the logs."""
+    """Yields one row for each entry log in `numbers`. With `verify`, reads and checks all records of the logs."""
     from ...bookie.inspect.indexes import read_index_overview
     from ...bookie.inspect.snapshot import RemovedFile
     from ...bookie.inspect.summary import summarize_log
@@ -225,7 +228,7 @@ def log_rows(look: StoreInspection, numbers: Sequence[int], verify: bool) -> Ite
 
 
 def verify_log(look: StoreInspection, number: int) -> dict[str, object]:
-    """Returns those columns of a log's row for which all its records must be read."""
+    """Reads and checks all records of an entry log. Returns the columns of the log's row that need this."""
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 
@@ -268,10 +271,11 @@ def ledger(
     start: int,
     stop: int | None,
 ) -> None:
-    """Ledgers as of the last checkpoint: fenced, LAC, last entry, deleted, quarantined, in limbo; never their keys.
+    """Show the ledgers as of the last checkpoint: fenced, LAC (last add confirmed), last entry, deleted, quarantined,
+    in limbo. Keys of ledgers are never shown.
 
-    With --ledger also what the journal has after it, and the extents in the entry logs; with --entries each copy of
-    each entry, read and checked.
+    With --ledger also what the journal has after the checkpoint, and the extents in the entry logs; with --entries each
+    copy of each entry, read and checked.
 
     \b
     Examples:
@@ -409,7 +413,7 @@ inspect = LazyGroup(
 @click.command()
 @with_inspection
 def cookie(look: StoreInspection) -> None:
-    """Whose directory it is: bookie, cluster, where it was made.
+    """Show to which bookie and cluster a directory belongs, and where it was created.
 
     Example: magnetar bookie inspect cookie magnetar-data/bookie-1
     """
@@ -422,7 +426,8 @@ def cookie(look: StoreInspection) -> None:
 @click.command()
 @with_inspection
 def mark(look: StoreInspection) -> None:
-    """How far the last checkpoint came: what is after it in the journal, and which ends of files count.
+    """Show the mark of the last checkpoint: the position in the journal after which records are replayed, and the ends
+    of the files that count.
 
     Example: magnetar bookie inspect mark magnetar-data/bookie-1
     """
@@ -444,7 +449,7 @@ def journal(
     start: int,
     stop: int | None,
 ) -> None:
-    """Journal files: what is in them, where the mark stands, where they end.
+    """Show the journal files: what they contain, where the mark of the last checkpoint is, and where they end.
 
     \b
     Examples:
@@ -545,7 +550,8 @@ def log(
     start: int,
     stop: int | None,
 ) -> None:  # fmt: skip
-    """Entry logs: size, live share, ledgers; each record; --verify checks all of them.
+    """Show the entry logs: size, share of live data, and ledgers; with --records each record. --verify checks all
+    records.
 
     \b
     Examples:
@@ -599,7 +605,8 @@ def index(
     start: int,
     stop: int | None,
 ) -> None:
-    """Index files: a group for each flush or compaction, extents, with --entry the record's place.
+    """Show the index files: the group of each flush or compaction, and its extents. With --entry, show where the record
+    of the entry is.
 
     \b
     Examples:

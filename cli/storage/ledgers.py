@@ -59,8 +59,8 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """Returns the answer of the first registered bookie that can be reached and permits requests from this machine.
-    Raises Unauthorized if none permits them, Failure if none answers."""
+    """Sends the request `verb` to the registered bookies, one after the other, until a bookie answers; returns this
+    answer. Raises Unauthorized if no bookie permits requests from this machine, Failure if none can be reached."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_bookies, find_bookies
@@ -87,7 +87,7 @@ def ask_any_bookie(session: Session, verb: str, **options: object) -> dict[str, 
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
 @watching_operator
 def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
-    """Ledgers in the metadata, by id: state, quorums, size, the bookies that they name, and whose they are.
+    """List the ledgers in the metadata, by id: state, quorums, size, bookies, and owner.
 
     \b
     Examples:
@@ -112,7 +112,8 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
 @click.argument("ledger", type=click.IntRange(0))
 @watching_operator
 def show(session: Session, ledger: int) -> None:
-    """One ledger: its fragments with their bookies, its end, and what it misses.
+    """Show one ledger: its fragments (ranges of entries) with their bookies, its last entry, and the copies that are
+    missing.
 
     Example: magnetar ledgers show 17
     """
@@ -135,10 +136,11 @@ def show(session: Session, ledger: int) -> None:
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
 @watching_operator
 def under_replicated(session: Session, limit: int) -> None:
-    """Ledgers that miss copies: of whom, since when, why, and what became of the tries to make them.
+    """List the ledgers of which copies are missing: on which bookie, since when, why, and what the attempts to make
+    them led to.
 
-    A bookie is lost when it is not registered for the grace (`lost_bookie_grace_s`); departing when it is emptied;
-    incomplete when it lacks entries; damaged when it says so; returned until its copies were compared.
+    A bookie is lost when it is not registered for the grace (`lost_bookie_grace_s`); departing when it is being
+    emptied; incomplete when it lacks entries; damaged when it reports damage; returned until its copies were compared.
 
     \b
     Examples:
@@ -157,12 +159,12 @@ def under_replicated(session: Session, limit: int) -> None:
 
 
 def shorten_ids(bookies: list[str]) -> list[str]:
-    """Returns the beginnings of the ids: long enough to be unique, short enough to type."""
+    """Returns the first characters of each bookie id: as many as make the ids different."""
     return [bookie[:8] for bookie in bookies]
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
+    """Returns a duration as a short text for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -208,10 +210,10 @@ WAIT_S = click.option("--wait-s", type=FiniteNumber(0), default=None, help="… 
 def decommission(
     session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
 ) -> None:
-    """Empty a bookie before it is taken away: it takes no new ledgers, and every copy on it is made on others.
+    """Empty a bookie before it is removed: it gets no new ledgers, and every copy on it is made again on other bookies.
 
-    It keeps serving meanwhile. Ctrl-C ends the waiting, not the moving. When it is done, stop the bookie. BOOKIE is
-    its id; the beginning is enough.
+    The bookie keeps serving meanwhile. Ctrl-C ends the waiting, not the copying. When all is copied, stop the bookie.
+    BOOKIE is its id; the beginning is enough.
 
     \b
     Examples:
@@ -236,9 +238,8 @@ def decommission(
 @YES
 @with_operator
 def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
-    """Make every copy again that lay on a dead bookie, now, without waiting for the grace.
-
-    It must not be registered. Auto-recovery does the same by itself once the bookie is lost.
+    """Make again every copy that was stored on a dead bookie, now, without waiting for the grace. The bookie must not
+    be registered. Auto-recovery does the same without this command when the grace is over.
 
     Example: magnetar bookies recover 6f9619ff --forget
     """
@@ -249,8 +250,8 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """Returns the whole id of the one bookie, registered or not, whose id begins with `beginning`. Raises NotFound if
-    there is none, Failure if there are several."""
+    """Returns the complete id of the only bookie, registered or not, whose id begins with `beginning`. Raises NotFound
+    if there is no such bookie, Failure if there are several."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any_bookie(session, "bookies")["bookies"]]
@@ -319,10 +320,10 @@ def repair(
     context: click.Context, metadata_: str, wait_s: float, session_s: float, security: str | None, name: str,
     bytes_per_s: int | None, config: str | None, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
-    """Make missing copies of ledgers again: run a worker alone, beside the bookies, each of which is one by itself.
+    """Run a process that makes missing copies of ledgers again, in addition to the bookies, which do that too.
 
-    With a command after it, it runs that instead. In a secured cluster it has a bookie's certificate. Its settings are
-    those of `repair` in the file's [bookie] section.
+    If a command follows, that command runs instead. In a secured cluster the process has a bookie's certificate. Its
+    settings are those of `repair` in the file's [bookie] section.
 
     \b
     Examples:
@@ -379,7 +380,8 @@ def repair(
 @click.command()
 @watching_operator
 def status(session: Session) -> None:
-    """Auto-recovery now: who is the auditor, how many ledgers miss copies and why, the workers, the time to go.
+    """Show the state of auto-recovery: which bookie is the auditor, how many ledgers lack copies and why, the workers,
+    and the remaining time.
 
     \b
     Examples:
@@ -415,7 +417,7 @@ def status(session: Session) -> None:
 @click.command()
 @with_operator
 def enable(session: Session) -> None:
-    """Let missing copies be looked for and made again, by the whole cluster.
+    """Let the whole cluster look for missing copies of ledgers again, and make them.
 
     Example: magnetar repair enable
     """
@@ -426,9 +428,8 @@ def enable(session: Session) -> None:
 @click.command()
 @with_operator
 def disable(session: Session) -> None:
-    """Leave missing copies missing, for maintenance in which bookies are away for longer than the grace.
-
-    Nothing is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
+    """Stop making missing copies of ledgers, for maintenance in which bookies are away for longer than the grace. No
+    ledger is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
 
     Example: magnetar repair disable
     """

@@ -44,11 +44,11 @@ time at the latest."""
 @SECURITY
 @OUTPUT
 def backup(name: str, metadata_: str, security: str | None, output: str) -> None:
-    """Make a whole copy of the metadata while it is used.
+    """Make a complete copy of the metadata while the service runs.
 
-    NAME is a file that the service makes in its own folder (default: one named by the tree's revision). Commits wait
-    while it is copied: about a second for 500 MB. Move it to another machine: a copy protects against the loss of this
-    disk.
+    NAME is a file that the service creates in its own folder (default: a name with the revision of the metadata).
+    Commits wait while the metadata is copied: about a second for 500 MB. Move the copy to another machine, because it
+    protects against the loss of this disk.
 
     Example: magnetar metadata backup monday.backup
     """
@@ -168,8 +168,8 @@ async def _highest(peer: BookiePeer) -> int | Exception:
 
 @asynccontextmanager
 async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
-    """Serves the metadata file `scratch`, made from `copy`, at `endpoint` within its block, and deletes the file then.
-    Raises Busy if the port is taken."""
+    """Serves the metadata file `scratch`, a copy of the file `copy`, at `endpoint` while the block runs; then deletes
+    `scratch`. Raises Busy if the port is taken."""
     from ...metadata import backup
     from ...metadata.server import MembersService, MetadataServer
 
@@ -186,7 +186,7 @@ async def serve_copy(world: World, endpoint: Endpoint, copy: str, scratch: str) 
 
 
 class RestorePlaces(NamedTuple):
-    """The files and addresses of a restore."""
+    """The files and addresses that `magnetar metadata restore` uses."""
 
     security: str | None
     metadata: str
@@ -216,8 +216,9 @@ async def _ask_as_member(found: BackupContents, where: RestorePlaces, wait_s: fl
 
 
 class MemberAsker:
-    """Asks bookies by the keys that running processes register. The key in a copy is that of a process of its time; a
-    process started since has another key, which is found by trying the registered ones."""
+    """Asks the bookies that restored metadata names which ledgers they have seen. The copy of the metadata contains the
+    keys of the processes of its time; a bookie that was started later has another key. So all keys that running
+    processes register are tried."""
 
     def __init__(self, world: World, members: Members, wait_s: float) -> None:
         self._world = world

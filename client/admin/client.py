@@ -24,7 +24,8 @@ C = TypeVar("C", bound=type)
 
 
 def with_methods(kind: C) -> C:
-    """Decorates AdminClient: adds the method of each row that names one, and the functions of the modules."""
+    """Decorates AdminClient: adds a method for each row of the table of operations that names one, and for each
+    function of the modules `namespaces` and `topics`."""
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, make_method(row))

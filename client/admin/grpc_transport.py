@@ -66,7 +66,7 @@ from ..model.settings import ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it is stored, without being delivered."""
+    """A message as it is stored in a topic, read for inspection: no consumer receives it because of this."""
 
     topic: str  # of one partition, full name
     message_id: MessageId
@@ -77,8 +77,8 @@ class StoredMessage:
 
 
 def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes entries, as a broker sends them, into messages (proto/entry.py `decode_as_stored`); acknowledged ones are
-    left out. Raises CorruptEntry."""
+    """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py `decode_as_stored`);
+    acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -104,7 +104,8 @@ T = TypeVar("T")
 
 
 class GrpcTransport:
-    """Carries operations over gRPC. `timeout_s` bounds an operation with all its attempts. `world` is for tests."""
+    """Sends the operations of AdminClient to the cluster over gRPC. `timeout_s` bounds an operation with all its
+    attempts, in seconds. `world`: the clock and network to use; only tests set it."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -198,7 +199,8 @@ def rpc_of_operation(operation: Operation[Any]) -> Rpc[Any, Any]:
 
 
 def encode_request(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
-    """Returns the rpc of an operation and its request. Raises InvalidRequest if an argument does not fit its field."""
+    """Returns the gRPC method of an operation and the request message to send to it. Raises InvalidRequest if an
+    argument does not fit its field."""
     target = rpc_of_operation(operation)
     return target, request_of(target.request, arguments, operation.name)
 
@@ -220,15 +222,18 @@ def decode_reply(operation: Operation[T], arguments: Mapping[str, object], reply
 
 
 class Transport(Protocol):
-    """Carries the operations of AdminClient to the cluster. Belongs to one event loop.
+    """The interface through which AdminClient sends its operations to the cluster. A transport belongs to one event
+    loop.
 
-    Arguments are what AdminClient passes by keyword, as plain values: text, numbers, MessageId, sequences, mappings.
+    AdminClient passes the arguments of an operation by keyword, as plain values: text, numbers, MessageId, sequences,
+    mappings.
     """
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        """Calls an operation and returns its answer. `at`: HOST:PORT of the broker to ask; empty: any that can answer.
+        """Sends one operation to a broker and returns the broker's answer. `at`: HOST:PORT of the broker to ask; empty:
+        any broker that can answer.
 
-        Raises the MagnetarError with which the server answered; Unavailable, ConnectionLost or TimedOut if none
+        Raises the MagnetarError with which the broker answered; Unavailable, ConnectionLost or TimedOut if no broker
         answered within the transport's time-out.
         """
         ...
@@ -239,7 +244,8 @@ class Transport(Protocol):
 
 
 class OperationCaller:
-    """Sends operations through a transport. `_timeout_s` bounds each of them with all its attempts."""
+    """Base class of AdminClient: sends operations through a transport. `_timeout_s` bounds each operation with all its
+    attempts, in seconds."""
 
     _transport: Transport
     _timeout_s: float
@@ -269,12 +275,12 @@ N = TypeVar("N", int, float)
 
 
 class WrongArgumentType(InvalidRequest, TypeError):
-    """An argument has another type than its annotation."""
+    """Raised when an argument of an administration method has another type than its annotation."""
 
 
 class WrongArgument(InvalidRequest, ValueError):
-    """An argument has the right type, but cannot be sent: text that UTF-8 cannot encode, or a number of more than 64
-    bits."""
+    """Raised when an argument has the right type, but cannot be sent: text that UTF-8 cannot encode, or a number of
+    more than 64 bits."""
 
 
 class _ArgumentUnfit(Exception):
@@ -285,7 +291,8 @@ class _ArgumentUnfit(Exception):
 
 
 def with_argument_checks(kind: C) -> C:
-    """Decorates a class: its public asynchronous methods check their arguments."""
+    """Decorates a class so that its public asynchronous methods check the types and values of their arguments. Returns
+    the class."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
@@ -317,8 +324,8 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def argument_value(name: str, hint: Any, value: object) -> Any:
-    """Returns `value` converted to what the method gets. Raises WrongArgumentType or WrongArgument if it does not fit
-    `hint`."""
+    """Returns the argument `value` converted to the type that the method expects. Raises WrongArgumentType or
+    WrongArgument if `value` does not fit the annotation `hint`."""
     try:
         return _fitted(hint, value)
     except _ArgumentUnfit as unfit:
@@ -445,7 +452,8 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """Makes the method of AdminClient for one operation of the table."""
+    """Makes the method of AdminClient that calls one administrative operation. `row`: the operation's row in the table
+    of operations."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
@@ -468,8 +476,8 @@ def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
-    """Returns the signature of an operation's method; and for each parameter with a check, the name of the argument
-    and the check."""
+    """Returns two things for the method of one operation: its Python signature, and a dict that maps each checked
+    parameter to the argument's name and the check."""
     rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:

@@ -31,8 +31,8 @@ from .grpc_transport import OperationCaller, StoredMessage, full_namespace, full
 
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-    """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
-    topics.
+    """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single partitions
+    instead of partitioned topics.
 
     Non-persistent topics are included if they have partitions or are in use.
     """
@@ -40,7 +40,7 @@ async def topics(self: OperationCaller, namespace: str = "public/default", *, pa
 
 
 async def update_topic(self: OperationCaller, topic: str, *, partitions: int) -> None:
-    """Increases the number of partitions of a topic."""
+    """Increases the number of partitions of a partitioned topic to `partitions`."""
     await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
 
@@ -53,20 +53,22 @@ async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False
 
 
 async def partitions(self: OperationCaller, topic: str) -> int:
-    """Returns the number of partitions; 0: not partitioned, or itself a partition. Raises TopicNotFound; creates
-    nothing."""
+    """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition. Raises
+    TopicNotFound. Creates nothing."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
 
 async def parts(self: OperationCaller, topic: str) -> list[str]:
-    """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
+    """Returns the full names of a topic's partitions. For a topic without partitions, or for a single partition,
+    returns only its own name."""
     name = TopicName.parse(topic)
     return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
 
 
 async def owner(self: OperationCaller, topic: str) -> str:
-    """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+    """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
+    partitions."""
     return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
 
 
@@ -85,7 +87,8 @@ async def offsets(
 
 
 async def topic_stats(self: OperationCaller, topic: str, *, precise: bool = False) -> values.TopicStats:
-    """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
+    """Returns the statistics of one partition. If `precise` is true, backlogs are counted in messages, else in
+    entries."""
     return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
 
@@ -134,47 +137,48 @@ async def _pages(
 async def skip_lost(
     self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Skips entries of one partition that every replica certainly lost, for all its readers: in all ledgers, or in
-    `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer may have them, unless
-    `force`. What is skipped stays skipped, even if such a replica comes back."""
+    """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in all
+    ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer
+    may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
 
 
 # ------------------------------------------------------------------------------------ messages
 async def terminate_topic(self: OperationCaller, topic: str) -> MessageId:
-    """Terminates a topic: it can be read and not written. Returns the id of its last message."""
+    """Terminates a topic: its messages can be read, and no new ones can be published. Returns the id of its last
+    message."""
     found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
     return found
 
 
 async def last_message_id(self: OperationCaller, topic: str) -> MessageId:
-    """Returns the id of the last message; -1:-1 when there is none."""
+    """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message."""
     found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
     return found
 
 
 async def message_id_by_time(self: OperationCaller, topic: str, publish_time_ms: int) -> MessageId:
-    """Returns the id of the first message published at or after that time; if there is none, the position of the
-    next one."""
+    """Returns the id of the first message that was published at `publish_time_ms` or later; if there is none, the
+    position that the next published message will have."""
     place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
     found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
     return found
 
 
 async def backlog_size(self: OperationCaller, topic: str, position: MessageId) -> int:
-    """Returns the approximate number of bytes stored after the message."""
+    """Returns the approximate number of bytes that are stored in a topic after the message at `position`."""
     return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
 
 async def messages(self: OperationCaller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-    """Returns the messages of an entry. Raises NotFound if there is no such entry."""
+    """Returns the messages of one stored entry. Raises NotFound if the topic has no such entry."""
     return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
 
 async def nth_message(self: OperationCaller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
-    """Returns the n-th message, counted from 1, from the oldest stored message or from the newest. Raises NotFound
-    if there are fewer."""
+    """Returns the n-th message of a topic, counted from 1: from the oldest stored message, or from the newest if
+    `from_latest` is true. Raises NotFound if the topic has fewer messages."""
     if number < 1:
         raise InvalidRequest(f"messages are counted from 1, not from {number}")
     place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
@@ -184,32 +188,35 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic; with `version` that version, even if it is deleted. Raises
-    SchemaNotFound."""
+    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
+    Raises SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=encode_version(version))
 
 
 async def put_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
-    """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
-    InvalidSchema."""
+    """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema already,
+    registers nothing and returns the version of the equal schema. Raises IncompatibleSchema, InvalidSchema."""
     return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
 async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
-    """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
+    """Returns the version under which a schema equal to `schema` is registered for the topic. Raises SchemaNotFound if
+    there is none."""
     return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
 async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-    """Returns whether the schema could be registered, and by which rule. Raises InvalidSchema."""
+    """Tests a schema against those of a topic without registering it. Returns the reason why it would be refused
+    (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema."""
     return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
 async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = False) -> int | None:
-    """Deletes the schemas of a topic. Returns the newest version that was deleted; None: there were none. Their
-    messages can still be decoded, unless `force` deletes the definitions, too."""
+    """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
+    Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are deleted,
+    too."""
     return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
 
 
@@ -218,13 +225,14 @@ async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = Fal
 
 
 async def transactions(self: OperationCaller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-    """Returns the transactions of one coordinator that are not completed, the oldest first; at most `limit`.
-    Raises NotFound if there is no such coordinator."""
+    """Returns the transactions of one coordinator that have not ended yet, the oldest first; at most `limit`. Raises
+    NotFound if there is no such coordinator."""
     return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
 
 async def all_transactions(self: OperationCaller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-    """Returns the transactions of every coordinator, ordered by its number; at most `limit` of each."""
+    """Returns the transactions of every coordinator that have not ended yet, ordered by the coordinator's number; at
+    most `limit` of each coordinator."""
     found: list[values.CoordinatorTransactions] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -233,7 +241,8 @@ async def all_transactions(self: OperationCaller, limit: int = 1000) -> list[val
 
 
 async def transaction(self: OperationCaller, txn: TxnId | str) -> values.TransactionStats:
-    """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
+    """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued this
+    id."""
     found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -241,19 +250,19 @@ async def transaction(self: OperationCaller, txn: TxnId | str) -> values.Transac
 
 
 async def transaction_at(self: OperationCaller, txn: TxnId | str, topic: str) -> values.TransactionHere:
-    """Returns the part of a transaction at one partition, or at a topic without partitions, and what waits there
-    for the transaction's end."""
+    """Returns the part of a transaction at one topic (a partition, or a topic without partitions), and the operations
+    that wait at this topic for the transaction's end."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
 async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState:
-    """Aborts an open or prepared transaction of any role. Returns the state of the transaction; one that has
-    ended stays as it was."""
+    """Aborts an open or prepared transaction, also one that another role began. Returns the state of the transaction; a
+    transaction that has ended stays as it was."""
     return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
     its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
@@ -262,13 +271,14 @@ async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str
 async def halves(
     self: OperationCaller, coordinator: int, *, group: str = "", limit: int = 1000
 ) -> values.CoordinatorHalves:
-    """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
-    Raises NotFound if there is no such coordinator."""
+    """Returns the half messages of one coordinator that are neither committed nor rolled back, the oldest first, at
+    most `limit`. `group`: only half messages of that group. Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
 
 async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-    """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
+    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
+    each coordinator."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -277,7 +287,8 @@ async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 100
 
 
 async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
-    """Returns a half message. Raises NotFound if it is decided, or never existed."""
+    """Returns the record of one undecided half message. Raises NotFound if the half message is decided, or never
+    existed."""
     found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
@@ -285,25 +296,26 @@ async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
 
 
 async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
-    it was rolled back already; or the error with which publishing failed."""
+    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if the
+    half message was rolled back already; or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
 async def rollback_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
+    """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
+    message was committed already."""
     await _change_half(self, half, values.HalfDecision.ROLLBACK)
 
 
 async def park_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound,
-    TransactionEnded."""
+    """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound if
+    there is no such half message, TransactionEnded if it is decided."""
     await _change_half(self, half, values.HalfDecision.PARK)
 
 
 async def revive_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Revives a parked half message: its group is asked about it again at once, and its counted answers are reset.
-    Raises NotFound, TransactionEnded."""
+    """Revives a parked half message: its group is asked about it again at once, and the count of the group's answers
+    starts again at 0. Raises NotFound, TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
@@ -328,7 +340,8 @@ async def create_subscription(
     position: MessageId | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
+    """Creates a subscription. `position`: the first message that the subscription delivers; by default the latest
+    position, after the last message."""
     await self._call(
         op.CREATE_SUBSCRIPTION, **subscription_arguments(topic, name), position=position or MessageId.latest,
         properties=dict(properties or {}),
@@ -338,15 +351,15 @@ async def create_subscription(
 async def set_subscription_properties(
     self: OperationCaller, topic: str, name: str, properties: Mapping[str, str]
 ) -> None:
-    """Replaces all properties of a subscription."""
+    """Replaces all properties of a subscription by `properties`."""
     await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **subscription_arguments(topic, name), properties=dict(properties))
 
 
 async def reset_subscription(
     self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
-    """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
-    begins after the message."""
+    """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If `exclusive`
+    is true, delivery begins after that message, not at it."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **subscription_arguments(topic, name), **place)
 
@@ -354,23 +367,24 @@ async def reset_subscription(
 async def advance_subscription(
     self: OperationCaller, topic: str, name: str, index: int, *, incarnation: int = 0
 ) -> None:
-    """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
-    `offsets`."""
+    """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
+    than `index`. `incarnation`: of the topic, from an answer of `offsets`."""
     await self._call(
         op.ADVANCE_SUBSCRIPTION, **subscription_arguments(topic, name), index=index, incarnation=incarnation
     )
 
 
 async def expire_messages(self: OperationCaller, topic: str, name: str, older_than: float | MessageId) -> int:
-    """Acknowledges messages older than `older_than` seconds, or everything up to a message, for the subscription,
-    or for all if `name` is empty. Returns the number of entries."""
+    """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
+    `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
+    that were acknowledged."""
     limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
     return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
 
 
 async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
-    """Acknowledges the next `messages` messages without delivering them; -1: all. With an empty `name` for every
-    subscription."""
+    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An empty
+    `name`: for every subscription."""
     await self._call(
         op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
         messages=messages,
@@ -378,7 +392,8 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
+    """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where it
+    is."""
     found = await self._all(op.PEEK_MESSAGES, **subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
@@ -392,15 +407,15 @@ BROKER_ASK_S = 5.0
 async def create_tenant(
     self: OperationCaller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it may have namespaces only in
-    those clusters. Raises InvalidName."""
+    """Creates a tenant. The roles `admin_roles` may administer the tenant; if `allowed_clusters` is not empty, the
+    tenant may have namespaces only in those clusters. Raises InvalidName."""
     await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
 async def update_tenant(
     self: OperationCaller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
 ) -> None:
-    """Replaces both settings of a tenant; a parameter that is left out becomes empty."""
+    """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
     await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
 
@@ -411,14 +426,14 @@ async def delete_tenant(self: OperationCaller, name: str) -> None:
 
 # ------------------------------------------------------------------------------------ namespaces
 async def namespaces(self: OperationCaller, tenant: str) -> list[str]:
-    """Returns the namespaces of a tenant as tenant/namespace, sorted."""
+    """Returns the names of a tenant's namespaces, each as TENANT/NAMESPACE, sorted."""
     return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
 
 
 async def create_namespace(
     self: OperationCaller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
 ) -> None:
-    """Creates a namespace. The parameters are those of NamespaceInfo."""
+    """Creates a namespace. The parameters have the meanings of the fields of NamespaceInfo."""
     await self._call(
         op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
         auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -443,19 +458,20 @@ async def update_namespace(
 
 
 async def unload_namespace(self: OperationCaller, name: str, bundle: str = "") -> values.Unloaded:
-    """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
-    """
+    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of their
+    topics find new owners."""
     return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
-    """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
-    partitions."""
+    """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none is
+    given. Returns the number of topics and partitions that were cleared."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
 async def unsubscribe_namespace(self: OperationCaller, name: str, subscription: str, *, force: bool = False) -> int:
-    """Deletes `subscription` from every topic that has it. Returns the number of topics and partitions."""
+    """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of topics
+    and partitions."""
     asked = {"subscription": check_subscription_name(subscription), "force": force}
     return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
 
@@ -495,39 +511,43 @@ async def _each_part(
 
 # ------------------------------------------------------------------------------------ policies and properties
 async def namespace_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for the namespace; with `applied` every policy, with what is inherited from
-    the broker."""
+    """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the values
+    that are inherited from the broker."""
     return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
 
 async def set_namespace_policies(self: OperationCaller, name: str, policies: Policies) -> None:
-    """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
+    """Sets policies of a namespace: each field of `policies` that is not None replaces the present value; the other
+    policies stay as they are."""
     await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
 
 
 async def remove_namespace_policies(self: OperationCaller, name: str, *fields: str) -> None:
-    """Removes these fields from the policies of a namespace: they are inherited again."""
+    """Removes the named fields from the policies of a namespace: the namespace then inherits these policies from the
+    broker again."""
     await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
 
 
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for a topic; with `applied` every policy, with what the topic inherits
-    from its namespace, then from the broker."""
+    """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values that
+    the topic inherits from its namespace, then from the broker."""
     return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
 
 async def set_topic_policies(self: OperationCaller, topic: str, policies: Policies) -> None:
-    """Sets policies of a topic, like set_namespace_policies."""
+    """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
+    policies stay as they are."""
     await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
 
 
 async def remove_topic_policies(self: OperationCaller, topic: str, *fields: str) -> None:
-    """Removes fields from the policies of a topic, like remove_namespace_policies."""
+    """Removes the named fields from the policies of a topic: the topic then inherits these policies from its namespace
+    again."""
     await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
 
 
 async def namespace_properties(self: OperationCaller, name: str) -> dict[str, str]:
-    """Returns the properties of a namespace; none are inherited."""
+    """Returns the properties that are set for a namespace. A namespace inherits no properties."""
     return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
 
 
@@ -538,29 +558,33 @@ async def set_namespace_properties(self: OperationCaller, name: str, properties:
 
 
 async def remove_namespace_properties(self: OperationCaller, name: str, *keys: str) -> None:
-    """Removes properties of a namespace; without `keys` all of them. A missing key is ignored."""
+    """Removes the properties `keys` of a namespace; removes all of its properties if no key is given. A key that the
+    namespace lacks is ignored."""
     await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
 
 async def topic_properties(self: OperationCaller, topic: str) -> dict[str, str]:
-    """Returns the properties of a topic; a partition has those of its topic. None are inherited."""
+    """Returns the properties of a topic; for a partition, those of its partitioned topic. Properties of the namespace
+    are not included."""
     return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
 
 
 async def set_topic_properties(self: OperationCaller, topic: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a topic, like set_namespace_properties."""
+    """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many or
+    too long (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
 
 
 async def remove_topic_properties(self: OperationCaller, topic: str, *keys: str) -> None:
-    """Removes properties of a topic, like remove_namespace_properties."""
+    """Removes the properties `keys` of a topic; removes all of its properties if no key is given. A key that the topic
+    lacks is ignored."""
     await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
 
 
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: OperationCaller) -> list[values.BrokerInfo]:
-    """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
-    did not answer within 5 s."""
+    """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
+    bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5 s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -575,19 +599,22 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
-    """Lets a broker give what it owns to the other brokers of its group, and get nothing, until `undrain_broker`,
-    also after a restart. It begins within some seconds; `brokers()` shows what is left. Raises NotFound."""
+    """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
+    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how many
+    bundles are left. Raises NotFound if there is no such broker."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 
 async def undrain_broker(self: OperationCaller, name: str) -> None:
-    """Lets a broker get bundles again. Nothing comes back by itself. Raises NotFound."""
+    """Ends the draining of a broker: the broker may own bundles again. Bundles that it gave away do not return by
+    themselves. Raises NotFound if there is no such broker."""
     await self._call(op.UNDRAIN_BROKER, name=name)
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphaned ledgers. With `remove` they are fenced and deleted now, as brokers do every hour. With
-    `unexplained` also those whose owner has no record, which no broker deletes by itself."""
+    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are fenced
+    and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no record are
+    returned too; no broker deletes these by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -608,14 +635,14 @@ async def namespace_permissions(self: OperationCaller, name: str) -> values.Perm
 
 
 async def topic_permissions(self: OperationCaller, topic: str) -> values.Permissions:
-    """Returns the permissions that were granted for this topic, with all its partitions. Those of its namespace
+    """Returns the permissions that were granted for this topic with all its partitions. Permissions of its namespace
     are not included."""
     return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
 
 
 async def grant_namespace_permission(self: OperationCaller, name: str, role: str, actions: Sequence[str]) -> None:
-    """Grants `role` these actions ("produce", "consume", …) at the namespace; they replace its earlier ones. Raises
-    InvalidRequest."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
+    those that the role had there. Raises InvalidRequest."""
     await _change(self, namespace=full_namespace(name), grant={"role": role, "actions": actions})
 
 
@@ -626,33 +653,36 @@ async def revoke_namespace_permission(self: OperationCaller, name: str, role: st
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants `role` its actions like grant_namespace_permission, for one topic and its partitions."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
+    actions replace those that the role had there."""
     await _change(self, topic=full_topic(topic), grant={"role": role, "actions": actions})
 
 
 async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) -> None:
-    """Revokes all permissions of `role` at the topic itself."""
+    """Revokes all permissions that the role `role` has at the topic itself. Permissions at the namespace of the topic
+    stay."""
     await _change(self, topic=full_topic(topic), revoke=role)
 
 
 async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
-    """Restricts subscriptions of that name in the namespace to `roles`, which also need `consume`."""
+    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use it,
+    and they need the permission `consume`, too."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=full_namespace(name), grant_subscription=change)
 
 
 async def revoke_subscription_permission(self: OperationCaller, name: str, subscription: str, role: str) -> None:
-    """Removes `role` from the roles of a restricted subscription. Without any, every role with `consume` may use it
-    again."""
+    """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with the
+    permission `consume` may use the subscription again."""
     change = {"subscription": check_subscription_name(subscription), "roles": [role]}
     await _change(self, namespace=full_namespace(name), revoke_subscription=change)
 
 
 async def set_subscription_prefix_mode(self: OperationCaller, name: str, on: bool) -> None:
-    """Sets the prefix mode. If it is on, a subscription of the namespace must be named like its role, or begin with
-    the role and `-`."""
+    """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription must
+    be the role of its consumer, or begin with the role and `-`."""
     await _change(self, namespace=full_namespace(name), prefix_mode=on)
 
 

@@ -55,13 +55,13 @@ class TableView(TableViewFace):
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback(key, value)` for each present key, in the calling thread."""
+        """Calls `callback(key, value)` for each key that the table has now, in the calling thread."""
         for key, value in self.items():
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback` as `for_each` does, and then for each change, in a thread of its own. An empty value: the
-        key was deleted."""
+        """Calls `callback(key, value)` for each key that the table has now, and then for each change, in a thread of
+        its own. An empty value means that the key was deleted."""
         listener = _LateListener(callback, self._listening())
         view = self._current()
 
@@ -172,7 +172,8 @@ class Client(faces.ClientFace):
         self._bodies = ThreadTransaction()
 
     def inner(self) -> aio.Client:
-        """Returns the asyncio client of this process; makes a new one after a fork."""
+        """Returns the asyncio Client that does the work in this process. After a fork, makes a new one for the child
+        process."""
         return self._current()
 
     def _current(self) -> aio.Client:
@@ -241,8 +242,8 @@ class Client(faces.ClientFace):
     def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics, which are
-        published all together or not at all: each an `Output` with its producer, of this client."""
+        """Prepares a half message, as `Producer.prepare` does, of up to 100 messages to any topics; they are published
+        all together or not at all. `outputs`: one `Output` for each message, with a producer of this client."""
         inner = [to_asyncio_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(self._run(work))
@@ -298,8 +299,8 @@ class Client(faces.ClientFace):
             shared_loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
-        """Ends the client and all that it opened at once; messages that are not acknowledged have an
-        unknown outcome."""
+        """Ends the client and everything that it opened at once, without waiting; the outcome of messages that are not
+        acknowledged is unknown."""
         self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
             shared_loop_thread().run(self._shutdown())
@@ -310,11 +311,12 @@ class Client(faces.ClientFace):
         await self._inner.close()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flushes and closes all producers, sends pending acks and closes consumers, readers and tables.
+        """Flushes and closes all producers, sends the acknowledgements that wait, and closes consumers, readers and
+        table views.
 
-        What is not closed after `timeout` seconds is ended at once. None: CLOSE_QUIET_S seconds after the last answer
-        of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then: they may
-        be stored. Raises AlreadyClosed if the client is closed.
+        Whatever is not closed after `timeout` seconds is ended at once. `timeout` None: CLOSE_QUIET_S seconds after the
+        last answer of a broker, and at most the operation time-out. Raises Timeout if messages have no outcome by then:
+        they may be stored. Raises AlreadyClosed if the client is closed.
         """
         if timeout is not None:
             check_parameters(TRANSACTION, {"timeout": timeout})

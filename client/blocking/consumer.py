@@ -84,9 +84,11 @@ class _Receiving(ForkReopenedFacade[Receiving]):
 
 
 class ConsumerEvents:
-    """Passes events from the event loop to the application's listener, in a thread of its own, until `close`.
+    """Passes the events "became active" and "became inactive" of a consumer from the event loop to the application's
+    listener, which runs in a thread of its own, until `close` is called.
 
-    The thread does not keep the consumer alive: a dropped consumer is collected, and that ends the thread.
+    The thread does not keep the consumer alive: a consumer without references is garbage-collected, and that ends the
+    thread.
     """
 
     def __init__(self, listener: ConsumerEventListener) -> None:
@@ -143,8 +145,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             events.start(self)
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
-        limit."""
+        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
+        milliseconds; None: waits without a limit."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -180,8 +182,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         return message if self._tracing is None else self._begin_process(inbox, message)
 
     def batch_receive(self) -> list[Message]:
-        """Returns as many messages as the batch_receive_policy allows; an empty list if none arrives within its
-        time-out."""
+        """Waits for messages and returns as many as the consumer's batch_receive_policy allows; an empty list if no
+        message arrives within the time-out of that policy."""
         self._check_no_listener()
         inner = self._current()
         batch = BatchReceiver(inner.inbox, monotonic)
@@ -217,8 +219,9 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             inner.acknowledge_soon(message)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Asks the broker to deliver the message again after negative_ack_redelivery_delay_ms. With redelivery_order
-        "key" the broker's back-off applies instead, and later messages of the same key come after this one."""
+        """Tells the broker that the message was not processed: the broker delivers it again after
+        negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
+        messages of the same key come after this one."""
         inner = self._current()
         if inner.settings.redelivery_order == "key":
             self._run(inner.negative_acknowledge(message))
@@ -226,8 +229,8 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
             inner.negative_acknowledge_soon(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver again all messages that were received before this call and are
-        not acknowledged."""
+        """Asks the broker to deliver again all messages that were received before this call and are not
+        acknowledged."""
         inner = self._current()
 
         async def redeliver() -> None:
@@ -236,11 +239,12 @@ class Consumer(ConsumerFace, _Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """Pauses the listener: it is not called again until `resume_message_listener`."""
+        """Pauses the message listener: the listener is not called for messages until `resume_message_listener` is
+        called."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
-        """Resumes the listener: it is called again."""
+        """Ends the pause of the message listener: the listener is called for messages again."""
         self._running.set()
 
     def __iter__(self) -> Iterator[Message]:
@@ -280,8 +284,8 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         super().__init__(client, open_from, listener, turns)
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
-        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
-        limit."""
+        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
+        milliseconds; None: waits without a limit."""
         if timeout_millis is not None and (
             type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
         ):
@@ -296,7 +300,8 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
         return inner.on_taken(take_message_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
-        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
+        """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
+        in the client."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._run(inner.has_message_available())
 
@@ -309,11 +314,11 @@ class Reader(ReaderFace, _Receiving[AsyncReader]):
 
 
 def take_message_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
-    """Waits in the calling thread for a message, removes and returns it. Raises Timeout if none arrives within
-    `timeout_s`.
+    """Waits in the calling thread for a message; removes the message from the queue and returns it. Raises Timeout if
+    none arrives within `timeout_s` seconds.
 
-    Ctrl-C ends the wait within LOOK_S (loop_thread.py): acquiring the lock raises the handler's exception. The message
-    for which the thread was woken, or that it had removed, is then given to the next receiver.
+    Ctrl-C ends the wait within LOOK_S seconds (loop_thread.py): acquiring the lock raises the exception of the signal
+    handler. The message for which the thread was woken, or that it had removed, is then given to the next receiver.
     """
     gate = threading.Lock()
     gate.acquire()

@@ -66,8 +66,8 @@ monotonic = SystemClock.monotonic
 
 
 def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
-    """Waits for the lock until `deadline` (monotonic seconds; None: no limit). Returns whether it was acquired. Raises
-    CtrlC."""
+    """Waits for the lock until the time `deadline` (monotonic seconds; None: no limit). Returns True if the lock was
+    acquired. Raises CtrlC if Ctrl-C is pressed during the wait."""
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
         if left <= 0:
@@ -80,8 +80,9 @@ def acquire_lock(gate: threading.Lock, deadline: float | None = None) -> bool:
 
 
 def wait_result(future: Future[T], timeout_s: float | None = None) -> T:
-    """Waits for `future` and returns its result, as `future.result` does. Raises concurrent.futures.TimeoutError if
-    there is no result within `timeout_s`, or if the work raised that."""
+    """Waits until `future` has a result and returns the result, as `future.result` does. Raises
+    concurrent.futures.TimeoutError if there is no result within `timeout_s` seconds, or if the work itself raised that
+    error."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
@@ -108,7 +109,7 @@ END_S = 5.0
 
 
 class LoopThread:
-    """The thread of the event loop that all blocking clients of a process share."""
+    """The thread that runs the event loop of all blocking clients of a process."""
 
     def __init__(self) -> None:
         self.loop = _new_loop()
@@ -120,8 +121,8 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stops the loop and waits for the thread. Registered with `atexit` by the first client, so that functions
-        that a program registers later still find the loop running."""
+        """Stops the event loop and waits for its thread to end. The first client registers this with `atexit`, so that
+        functions that a program registers later still find the loop running."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
             return
         self._ended = True
@@ -138,12 +139,12 @@ class LoopThread:
                 _LOG.exception("a callback raised what would end a program; the client goes on")
 
     def is_current(self) -> bool:
-        """Whether the calling thread is the loop's own, where no call may block."""
+        """Returns whether the calling thread is the loop's own thread, in which no call may block."""
         return threading.get_ident() == self.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs the coroutine in the loop, waits and returns its result. Raises Interrupted if called from a callback
-        in the loop's thread, where the wait would never end.
+        """Runs the coroutine in the event loop, waits for its end and returns its result. Raises Interrupted if called
+        from a callback in the loop's thread, where the wait would never end.
 
         Raises AlreadyClosed if the interpreter is ending.
         """
@@ -166,8 +167,8 @@ class LoopThread:
             raise
 
     def run_uninterrupted(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        """Runs `work` in the loop and waits for its outcome, also if the calling thread is interrupted in the
-        meantime."""
+        """Runs the coroutine `work` in the event loop and waits for its outcome, even if the calling thread is
+        interrupted in the meantime. `limit_s`: the longest wait in seconds."""
         if self.is_current():
             work.close()
             raise Interrupted("a transaction ended inside a callback would wait for itself")
@@ -183,8 +184,8 @@ class LoopThread:
             raise
 
     def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Starts the coroutine in the loop, from any thread, without waiting. Does nothing if the interpreter is
-        ending."""
+        """Starts the coroutine in the event loop without waiting for its result. May be called from any thread. Does
+        nothing if the interpreter is ending."""
         if self._ended:
             coroutine.close()
         else:
@@ -226,7 +227,8 @@ Of = TypeVar("Of")
 
 
 class BlockingFacade(Generic[Of]):
-    """Base of the blocking classes: an object that runs the methods of an asyncio object in the loop thread."""
+    """Base of the blocking classes: an object that has an asyncio object, and runs its methods in the event loop of the
+    loop thread."""
 
     _inner: Of
 
@@ -251,11 +253,12 @@ Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableVi
 
 
 class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
-    """Base of the blocking producer, consumer, reader and table view: objects that are opened again after a fork.
+    """Base class of the blocking producer, consumer, reader and table view: objects that are opened again in a forked
+    child process.
 
-    An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on
-    receiving messages that no program reads. Messages that were sent stay sent. The thread of a listener keeps its
-    consumer alive.
+    An object that is dropped without `close` is closed when it is garbage-collected: otherwise it would go on receiving
+    messages that no program reads. Messages that were sent stay sent. The thread of a listener keeps its consumer
+    alive.
     """
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
@@ -287,7 +290,8 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
             raise translate_error(error) from error
 
     def inner(self) -> Inner:
-        """Returns the asyncio object of this process."""
+        """Returns the asyncio object that does the work in this process. After a fork, opens a new one in the child
+        process."""
         return self._current()
 
     def _reopen(self) -> None:
@@ -298,23 +302,23 @@ class ForkReopenedFacade(BlockingFacade[Inner], ClosedAfterWith):
         self._dropped = self._when_dropped()
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected to their brokers, in this process."""
+        """Returns whether all partitions of the object are connected to their brokers, in this process."""
         return self._epoch == EPOCH[0] and self._inner.is_connected()
 
     def topic(self) -> str:
-        """Returns the full name of the topic; several names are separated by commas."""
+        """Returns the full name of the topic; if the object has several topics, their names separated by commas."""
         return self._inner.topic()
 
     def close(self) -> None:
-        """Closes the object: a producer is flushed first, the pending acks of a consumer are sent."""
+        """Closes the object. A producer is flushed before; a consumer sends its waiting acknowledgements before."""
         self._dropped.detach()
         if self._epoch == EPOCH[0]:
             self._thread.run(self._inner.close())
 
 
 def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
-    """Starts to close `inner` without waiting. May be called from any thread, also from the thread of the event loop,
-    where the garbage collector may run."""
+    """Starts to close the asyncio object `inner` without waiting until it is closed. May be called from any thread,
+    also from the thread of the event loop, where the garbage collector may run."""
     if epoch == EPOCH[0]:
         thread.start_soon(_close_quietly(inner))
 

@@ -38,7 +38,8 @@ from .producer import Producer
 
 
 def to_asyncio_output(output: Any) -> Any:
-    """Returns an Output with the asyncio producer in place of the blocking one; anything else unchanged."""
+    """Returns a copy of an Output with the asyncio producer in place of the blocking producer. Returns any other value
+    unchanged."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
     inner: AsyncProducer = output.producer.inner()
@@ -117,8 +118,8 @@ def process(
 
 
 def make_thread_processor(work: queue.SimpleQueue[Work | None]) -> Apply:
-    """Returns a function that passes batches through `work` to the thread that called `process`, which applies the
-    program's function."""
+    """Returns a coroutine function that passes a batch through the queue `work` to the thread that called `process`;
+    that thread calls the program's function for each message."""
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
         outcome: asyncio.Future[list[FunctionResult]] = asyncio.get_running_loop().create_future()

@@ -51,7 +51,7 @@ from .loop_thread import acquire_lock, asyncio_transaction_of
 
 
 class ThreadTransaction(threading.local):
-    """Per thread: the transaction whose `with` block the thread is in."""
+    """Thread-local storage: the transaction in whose `with` block each thread is now."""
 
     current: Transaction | None = None
 
@@ -79,7 +79,8 @@ class Transaction(TransactionFace):
         self._bodies = bodies
 
     def inner(self) -> AsyncTransaction:
-        """Returns the asyncio transaction. Raises TransactionEnded if it stayed in the parent of this process."""
+        """Returns the asyncio transaction that does the work. Raises TransactionEnded in a forked child process,
+        because the transaction stayed in the parent."""
         return self._current()
 
     def __enter__(self) -> Self:
@@ -135,17 +136,20 @@ class Half(HalfFace):
 
     @property
     def group(self) -> str:
-        """Returns the group: the programs of this name decide the half message if this one does not."""
+        """Returns the name of the group: the programs that answer for this group decide about the half message if this
+        program does not."""
         return self._inner.group
 
     @property
     def check_key(self) -> str:
-        """Returns the text about which the group is asked: that with which the half message was prepared."""
+        """Returns the text that the group gets when it is asked about this half message: the `check_key` with which it
+        was prepared."""
         return self._inner.check_key
 
     @property
     def state(self) -> TransactionState:
-        """Returns the last state that this program knows: PREPARED, COMMITTED or ABORTED."""
+        """Returns the last state of the half message that this program knows: PREPARED, COMMITTED or ABORTED. Does not
+        ask the cluster."""
         return self._inner.state
 
 
@@ -195,7 +199,7 @@ class Producer(ProducerFace):
 
     @property
     def why(self) -> str:
-        """Returns why a message failed; empty: no message failed."""
+        """Returns the reason why a message failed, as text; an empty text if no message failed."""
         return next((each.why for each in self._inner.partitions if each.why), "")
 
     def send_async(

@@ -38,36 +38,36 @@ bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """A parameter has a wrong type."""
+    """Raised when a parameter has a wrong type."""
 
 
 class WrongValue(InvalidConfiguration, ValueError):
-    """A parameter has the right type, but a value that is not allowed."""
+    """Raised when a parameter has the right type, but a value that is not allowed."""
 
 
 class WrongMessageType(InvalidMessage, TypeError):
-    """A parameter of a message has a wrong type."""
+    """Raised when a parameter of a message has a wrong type."""
 
 
 class WrongMessageValue(InvalidMessage, ValueError):
-    """A parameter of a message has a value that is not allowed."""
+    """Raised when a parameter of a message has a value that is not allowed."""
 
 
 class WrongIdText(WrongMessageValue, InvalidName):
-    """A text is not a message id."""
+    """Raised when a text is not the text of a message id."""
 
 
 class WrongTopicType(InvalidTopicName, TypeError):
-    """The name of a topic is not a text."""
+    """Raised when the name of a topic is not a text."""
 
 
 class WrongTopic(InvalidTopicName, ValueError):
-    """A text is not the name of a topic."""
+    """Raised when a text is not a valid name of a topic."""
 
 
 class ParameterCheck(NamedTuple):
-    """The check of one parameter: its types, whether a value `fits`, and the description of allowed values for the
-    error (`allowed_text`)."""
+    """The check of one parameter: the allowed types (`types`), a function that says whether a value is allowed
+    (`fits`), and a description of the allowed values for the error message (`allowed_text`)."""
 
     allowed_text: str
     types: tuple[type, ...]
@@ -86,7 +86,8 @@ Table = Mapping[str, ParameterCheck]
 
 
 def check_parameters(table: Table, values: Mapping[str, Any]) -> None:
-    """Raises WrongType or WrongValue for the first of `values` that does not fit its row of `table`."""
+    """Checks parameters: raises WrongType or WrongValue for the first of `values` that does not pass the check with its
+    name in `table`."""
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.find_problem(value)) is not None:
@@ -100,7 +101,7 @@ def check_parameter(name: str, row: ParameterCheck, value: object) -> None:
 
 
 def shorten_value(value: object) -> str:
-    """Returns a value as text for an error message, shortened; a private key is left out."""
+    """Returns a value as text for an error message, of at most 80 characters; a private key is left out."""
     try:
         text = repr(value)
     except Exception:
@@ -133,8 +134,8 @@ def enum_check(kind: type[IntEnum]) -> ParameterCheck:
 
 
 def to_plain_text(value: Any) -> Any:
-    """Returns text, or a dict of text, with `str` in place of subclasses of `str`, because a member of an enum prints
-    as something else."""
+    """Returns a text, or a dict of texts, with plain `str` objects in place of subclasses of `str`, because a member of
+    an enum prints as something else. Returns any other value unchanged."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain_properties(value):
@@ -151,7 +152,7 @@ def instance_check(kind: type, *, optional: bool = True) -> ParameterCheck:
 
 
 def methods_check(*methods: str) -> ParameterCheck:
-    """Makes the check of an object that must have these methods; None is allowed."""
+    """Makes the check of a parameter that must be an object with all the methods named `methods`; None is allowed."""
 
     def fits(value: object) -> bool:
         return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
@@ -220,12 +221,12 @@ def check_message(values: Mapping[str, Any]) -> None:
 
 
 def is_plain_key(key: object) -> bool:
-    """Whether the key is ASCII text, as nearly all keys are, so that it needs no further check."""
+    """Returns whether the key is ASCII text, as nearly all keys are, so that it needs no further check."""
     return type(key) is str and key.isascii()
 
 
 def are_plain_properties(properties: object) -> bool:
-    """Whether all properties are plain ASCII text."""
+    """Returns whether all names and values of the properties are plain ASCII text."""
     if type(properties) is not dict:
         return False
     for key, value in properties.items():
@@ -301,8 +302,8 @@ EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
 
 
 def make_missing_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """Returns the error that says which extra of the package `what` needs. If the missing module belongs to no extra,
-    returns `error` itself."""
+    """Returns the error for a Python package that is not installed; its text says which extra of Magnetar's package
+    `what` needs. If the missing module belongs to no extra, returns `error` itself."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error

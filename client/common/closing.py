@@ -39,7 +39,7 @@ from .loggers import Broke, ignore_error, report_failure, run_logging_errors
 
 
 class DueTimer:
-    """A timer of the event loop that calls `reached(now)` when the time `at` has come."""
+    """A timer of the event loop that calls the function `reached(now)` when the time in its field `at` has come."""
 
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
@@ -54,7 +54,7 @@ class DueTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def set_earlier(self, due: float | None) -> None:
-        """Sets the timer to `due` if that is earlier than its present time. None: changes nothing."""
+        """Moves the timer to the time `due` if that is earlier than its present time. `due` None: changes nothing."""
         if due is None or due >= self.at:
             return
         self.stop()
@@ -79,15 +79,16 @@ T = TypeVar("T")
 
 
 class Deadlines:
-    """Ends waits in one event loop at their deadlines. `now`: a monotonic clock, in seconds."""
+    """Waits for futures with deadlines in one event loop, with one timer for all waits. `now`: a monotonic clock, in
+    seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._at: dict[asyncio.Future[object], float] = {}
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """Waits for `future` and returns its result; raises TimeoutError at the time `at`. The future must not be
-        awaited elsewhere: if the wait is cancelled, so is the future."""
+        """Waits for `future` and returns its result; raises TimeoutError if there is none at the time `at`. No other
+        code may await the future: if this wait is cancelled, the future is cancelled, too."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -128,7 +129,8 @@ class Deadlines:
 
 
 class LoopCalls:
-    """Runs functions in one event loop, called from any thread."""
+    """Runs functions in one event loop that other threads ask it to run; one wake-up of the loop runs all functions
+    that wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -136,7 +138,8 @@ class LoopCalls:
         self._woken = False
 
     def call(self, work: Callable[[], object], broke: Broke) -> None:
-        """Runs `work()` in the event loop, in the order of the calls; `broke` gets the error if it fails."""
+        """Has the event loop run `work()`, in the order of the calls of this method. May be called from any thread. If
+        `work` raises an error, calls `broke(error)`."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True
@@ -154,7 +157,7 @@ class LoopCalls:
 
 
 class ClosedAfterAsyncWith:
-    """An object that `async with` closes at the end of its block."""
+    """Base class of objects that are closed at the end of their `async with` block."""
 
     async def close(self) -> None:
         raise NotImplementedError
@@ -168,13 +171,14 @@ class ClosedAfterAsyncWith:
 
 
 class Closable(Protocol):
-    """An object with an asynchronous `close`."""
+    """The interface of an object with an asynchronous method `close`."""
 
     async def close(self) -> None: ...
 
 
 async def close_all(parts: Iterable[Closable]) -> None:
-    """Closes all parts at the same time; then raises the first error other than AlreadyClosed."""
+    """Closes all objects of `parts` at the same time and waits for them; then raises the first error other than
+    AlreadyClosed."""
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
             raise outcome
@@ -184,8 +188,9 @@ async def close_all(parts: Iterable[Closable]) -> None:
 async def timeout_when_quiet(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
-    """Ends the block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`, or after
-    `longest_s`. `received_at` and `now` return times of one monotonic clock, in seconds."""
+    """Ends the `async with` block with a time-out, like `asyncio.timeout`, when nothing was received for `quiet_s`
+    seconds, or after `longest_s` seconds. `received_at` returns the time of the last receipt and `now` the present
+    time, in seconds of one monotonic clock."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
         timer: asyncio.TimerHandle | None = None
@@ -207,7 +212,7 @@ async def timeout_when_quiet(
 
 
 class ClosedAfterWith:
-    """An object that `with` closes at the end of its block."""
+    """Base class of objects that are closed at the end of their `with` block."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -248,8 +253,8 @@ _used_by_parent = [False]
 
 
 def register_connecting(holder: object) -> None:
-    """Registers `holder`, which is about to make its first connection. Raises OperationNotSupported in a forked child
-    process whose parent had connections, because gRPC cannot work there."""
+    """Registers an object, `holder`, that is about to make its first connection. Raises OperationNotSupported in a
+    forked child process whose parent had connections, because gRPC cannot work there."""
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

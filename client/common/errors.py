@@ -25,7 +25,7 @@ from ...proto.errors import MagnetarError
 
 
 class ClientEnum(IntEnum):
-    """Base of the SDK's enums: a member prints as `CompressionType.LZ4`, not as its number."""
+    """Base class of the SDK's enums: a member prints as `CompressionType.LZ4`, not as its number."""
 
     __str__ = Enum.__str__
     __format__ = Enum.__format__
@@ -97,7 +97,8 @@ __all__ = [
 
 
 class Result(ClientEnum):
-    """The outcome that a callback gets; the numbers are Pulsar's."""
+    """The outcome of an operation, as callbacks get it: Ok or a kind of error. The numbers are those of Pulsar's
+    client."""
 
     Ok = 0
     UnknownError = 1
@@ -149,8 +150,8 @@ class Result(ClientEnum):
 
 
 class PulsarException(MagnetarError):
-    """Base of the exceptions that the SDK raises. `error()` returns the Result with the name of the class, or of its
-    base."""
+    """Base class of the exceptions that the SDK raises. `error()` returns the Result that has the name of the
+    exception's class, or of its nearest base class with such a Result."""
 
     result = Result.UnknownError
 
@@ -164,7 +165,7 @@ class PulsarException(MagnetarError):
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:
-        """Returns the Result that a callback would get."""
+        """Returns the Result of this exception, which a callback gets for the same failure."""
         return self.result
 
 
@@ -172,11 +173,12 @@ MagnetarException = PulsarException
 
 
 class UnknownError(PulsarException):
-    """An error for which the SDK has no class; `__cause__` is the original error."""
+    """Raised for an error for which the SDK has no class; `__cause__` is the original error."""
 
 
 class InvalidConfiguration(PulsarException, ValueError, TypeError):
-    """An argument is wrong. Pulsar's client raises ValueError or TypeError then, and `except` finds both."""
+    """Raised when an argument is wrong. It is a ValueError and a TypeError, too, because Pulsar's client raises these,
+    so an `except` clause of either kind catches it."""
 
 
 class Timeout(PulsarException, TimeoutError):
@@ -184,267 +186,284 @@ class Timeout(PulsarException, TimeoutError):
 
 
 class LookupError(PulsarException):
-    """Pulsar's error: the owner of a topic was not found. Not raised here."""
+    """Pulsar's error for a topic whose owner was not found. Magnetar's client never raises it."""
 
 
 class ConnectError(PulsarException):
-    """No broker answers, or none can serve the topic now. A retry may succeed."""
+    """Raised when no broker answers, or no broker can serve the topic now. A retry may succeed."""
 
 
 class ReadError(PulsarException):
-    """Pulsar's error: a socket failed. Not raised here."""
+    """Pulsar's error for a socket that failed. Magnetar's client never raises it."""
 
 
 class AuthenticationError(PulsarException):
-    """Pulsar's error: the caller is not known. Not raised here."""
+    """Raised when the client could not get a token from its OAuth 2.0 issuer. Base class of LoginRefused."""
 
 
 class AuthorizationError(PulsarException):
-    """The client has no permission for this at the broker."""
+    """Raised when the broker does not permit this operation to the client."""
 
 
 class LoginRefused(AuthenticationError, ConnectError):
-    """A server refuses the client's credentials, or the client has none for it. Pulsar's client raises one of the two
-    base classes, depending on the protocol of its URL; a program may catch either."""
+    """Raised when a server refuses the client's credentials, or the client has no credentials for it. Pulsar's client
+    raises one of the two base classes, depending on the protocol of its URL; a program may catch either."""
 
 
 class ErrorGettingAuthenticationData(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class BrokerMetadataError(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class BrokerPersistenceError(PulsarException):
-    """Too few bookies are up to store a message. A retry may succeed."""
+    """Raised when too few bookies are up to store a message. A retry may succeed."""
 
 
 class ChecksumError(PulsarException):
-    """A stored message is damaged: its bytes are not those that were sent."""
+    """Raised when a stored message is damaged: its bytes differ from those that were sent."""
 
 
 class ConsumerBusy(PulsarException):
-    """The subscription has an exclusive consumer, or consumers of another type."""
+    """Raised when a consumer cannot join a subscription, because the subscription has an exclusive consumer or
+    consumers of another type."""
 
 
 class NotConnected(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class AlreadyClosed(PulsarException):
-    """The client, producer, consumer or reader is closed."""
+    """Raised by an operation of a client, producer, consumer or reader that is closed."""
 
 
 class InvalidMessage(PulsarException, ValueError, TypeError):
-    """A message, or a value for it, cannot be sent or read. ValueError and TypeError as Pulsar's schemas raise them."""
+    """Raised when a message, or a value for a message, cannot be sent or read. It is a ValueError and a TypeError, too,
+    because the schemas of Pulsar's client raise these."""
 
 
 class ConsumerNotInitialized(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class ProducerNotInitialized(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class ProducerBusy(PulsarException):
-    """Another producer has exclusive access to the topic, or has this name."""
+    """Raised when a producer cannot be opened, because another producer has exclusive access to the topic, or has the
+    same name."""
 
 
 class TooManyLookupRequestException(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class InvalidTopicName(PulsarException, ValueError):
-    """The text is not the name of a topic."""
+    """Raised when a text is not a valid name of a topic."""
 
 
 class InvalidUrl(PulsarException, ValueError):
-    """The service URL names no broker."""
+    """Raised when a text is not a valid service URL: it does not say where a broker is."""
 
 
 class ServiceUnitNotReady(PulsarException):
-    """The topic moves to another broker. A retry may succeed."""
+    """Raised while a topic moves to another broker, or cannot be used yet. A retry may succeed."""
 
 
 class OperationNotSupported(PulsarException):
-    """Magnetar does not support this operation, or not in this configuration; the text says what to do."""
+    """Raised when Magnetar does not support an operation, or not in this configuration; the text says what to do
+    instead."""
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The broker accepts no more messages now. A retry may succeed."""
+    """Raised when the broker accepts no more messages for a topic now. A retry may succeed."""
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
-    """The backlog quota of the topic is reached, and its policy refuses messages."""
+    """Raised when the backlog quota of the topic is reached and the policy of the quota is to refuse messages."""
 
 
 class ProducerQueueIsFull(PulsarException):
-    """`max_pending_messages` messages of the producer wait for their acknowledgement: retry later, or set
+    """Raised when `max_pending_messages` messages of the producer wait for their acknowledgement: retry later, or set
     `block_if_queue_full`."""
 
 
 class MessageTooBig(PulsarException):
-    """The message is larger than an entry may be: set `chunking_enabled`, or send a smaller one."""
+    """Raised when a message is larger than an entry may be: set `chunking_enabled`, or send a smaller message."""
 
 
 class TopicNotFound(PulsarException):
-    """The topic, or its namespace or tenant, does not exist."""
+    """Raised when the topic, or its namespace or tenant, does not exist."""
 
 
 class SubscriptionNotFound(PulsarException):
-    """The subscription does not exist."""
+    """Raised when the subscription does not exist."""
 
 
 class ConsumerNotFound(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class UnsupportedVersionError(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class TopicTerminated(PulsarException):
-    """The topic is terminated: it accepts no message any more. Stored messages can be received."""
+    """Raised when a message is sent to a terminated topic, which accepts no message any more. Stored messages can be
+    received."""
 
 
 class CryptoError(PulsarException):
-    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The text says why."""
+    """Raised when a message cannot be encrypted, and is not sent; or when a message cannot be decrypted. The text says
+    why."""
 
     definite = True
 
 
 class IncompatibleSchema(PulsarException):
-    """The schema of a producer or consumer is not compatible with those of the topic; the text names the field."""
+    """Raised when the schema of a producer or consumer is not compatible with the schemas of the topic; the text names
+    the field that differs."""
 
 
 class ConsumerAssignError(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """Raised when a Key_Shared consumer is refused, because its policy differs from that of the subscription's other
+    consumers."""
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
-    """A Shared or KeyShared subscription has no order: acknowledge single messages."""
+    """Raised by a cumulative acknowledgement on a Shared or KeyShared subscription, which has no order of messages:
+    acknowledge single messages there."""
 
 
 class TransactionCoordinatorNotFoundError(PulsarException):
-    """Pulsar's error. Not raised here."""
+    """An error class of Pulsar's client. Magnetar's client never raises it."""
 
 
 class InvalidTxnStatusError(PulsarException):
-    """Pulsar's error; here raised as TransactionAborted, TransactionEnded and TransactionFenced."""
+    """Raised when the state of a transaction does not allow the operation; mostly as its subclass TransactionAborted,
+    TransactionEnded or TransactionFenced."""
 
 
 class NotAllowedError(PulsarException):
-    """The broker refuses the request: what it would create exists already, or the state does not allow it."""
+    """Raised when the broker refuses a request, because the thing to create exists already, or the present state does
+    not allow the request."""
 
 
 class TransactionConflict(PulsarException):
-    """The message is acknowledged already, or in another transaction: this transaction can only abort."""
+    """Raised when a message is acknowledged in a transaction, but is acknowledged already, or in another transaction:
+    this transaction can only be aborted."""
 
 
 class TransactionNotFound(PulsarException):
-    """Pulsar's error; here raised as TransactionForgotten."""
+    """Pulsar's error for a transaction that the coordinator does not know; Magnetar's client raises its subclass
+    TransactionForgotten."""
 
 
 class ProducerFenced(PulsarException):
-    """Another producer took exclusive access to the topic. This one is finished."""
+    """Raised by a producer when another producer took exclusive access to its topic. The fenced producer cannot be used
+    any more."""
 
 
 class MemoryBufferIsFull(PulsarException):
-    """The messages without an outcome of all producers of the client use `memory_limit_bytes`."""
+    """Raised when a message would exceed `memory_limit_bytes`, the memory for the messages without an outcome of all
+    producers of the client."""
 
 
 class Interrupted(PulsarException):
-    """A blocking call was made inside a callback, where it would wait for itself; or Ctrl-C interrupted a blocking
-    call (`CtrlC`)."""
+    """Raised when a blocking call is made inside a callback, where the call would wait for itself; and, as its subclass
+    `CtrlC`, when Ctrl-C interrupts a blocking call."""
 
 
 class CtrlC(Interrupted, KeyboardInterrupt):
-    """Ctrl-C during a blocking call. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program that
-    catches neither ends as with any Ctrl-C."""
+    """Raised when Ctrl-C is pressed during a blocking call. Programs for Pulsar catch `Interrupted`, other programs
+    KeyboardInterrupt; a program that catches neither ends as with any Ctrl-C."""
 
 
 class Disconnected(PulsarException):
-    """The connection broke. The outcome of operations in flight is unknown."""
+    """Raised when the connection broke. The outcome of operations in flight is unknown."""
 
 
 # ------------------------------------------------------------------------------ transactions (docs/transactions.md)
 class TransactionAborted(InvalidTxnStatusError):
-    """Nothing of the transaction counts: run all of it again. `reason` says why."""
+    """Raised when a transaction was aborted: none of its messages and acknowledgements counts, and the program may run
+    all of it again. `reason` says why."""
 
     definite = True
 
     @property
     def reason(self) -> str:
-        """Returns why it was aborted: timeout, coordinator lost, operation failed, conflict, fenced or admin; empty:
-        not known."""
+        """Returns the reason of the abort: timeout, coordinator lost, operation failed, conflict, fenced or admin; an
+        empty text if the reason is not known."""
         return self.fields.get("reason", "")
 
 
 class TransactionEnded(InvalidTxnStatusError):
-    """A send, an acknowledgement or a commit was refused, because the transaction has ended or is ending."""
+    """Raised when a send, an acknowledgement or a commit is refused, because its transaction has ended or is ending."""
 
     definite = True
 
 
 class TransactionFenced(InvalidTxnStatusError):
-    """A later holder of the transaction's name took over, and nothing of this transaction counts: stop, do
-    not retry."""
+    """Raised when a later program took over the transaction's name: none of this transaction's messages and
+    acknowledgements counts. Stop the program, and do not retry."""
 
     definite = True
 
 
 class SinkFenced(TransactionFenced):
-    """Another query writes the batches of this sink: choose another sink, or adopt it; nothing was written."""
+    """Raised when another query writes the batches of this sink: nothing was written. Choose another sink, or take the
+    sink over with `adopt`."""
 
 
 class HalfParked(InvalidTxnStatusError):
-    """The half message waits for an operator (`magnetar transactions halves`); programs can neither commit it nor roll
-    it back."""
+    """Raised when a half message is parked: an operator must decide about it (`magnetar transactions halves`), and
+    programs can neither commit it nor roll it back."""
 
     definite = True
 
     @property
     def reason(self) -> str:
-        """Returns why the half message was parked."""
+        """Returns the reason why the half message was parked, as text."""
         return self.fields.get("reason", "")
 
 
 class TransactionForgotten(TransactionNotFound):
-    """The transaction ended so long ago that its coordinator no longer has its outcome."""
+    """Raised when a transaction ended so long ago that its coordinator no longer knows whether it was committed."""
 
     definite = True
 
 
 class DataLost(BrokerPersistenceError):
-    """All replicas of an entry that is read or looked for are lost. Reading does not skip the lost entries by itself;
-    an operator may order this with `magnetar topics skip-lost`. `first` and `last` are -1 if the topic cannot be
-    opened."""
+    """Raised when all replicas of an entry that is read or searched for are lost. Reading does not skip the lost
+    entries by itself; an operator may order this with `magnetar topics skip-lost`. `first` and `last` are -1 if the
+    topic cannot be opened."""
 
     @property
     def ledger(self) -> int:
-        """Returns the ledger of the lost entries, as in message ids."""
+        """Returns the id of the ledger that contained the lost entries, as in message ids."""
         return int(self.fields.get("ledger", -1))
 
     @property
     def first(self) -> int:
-        """Returns the first of the lost entries."""
+        """Returns the id of the first lost entry."""
         return int(self.fields.get("first", -1))
 
     @property
     def last(self) -> int:
-        """Returns the last of the lost entries that is known."""
+        """Returns the id of the last entry that is known to be lost."""
         return int(self.fields.get("last", -1))
 
 
 class OutcomeUnknown(Timeout):
-    """A commit got no answer, and the coordinator did not tell the outcome in time. `txn` is the id of the
-    transaction."""
+    """Raised when a commit got no answer, and the coordinator did not report the outcome in time either. `txn` is the
+    id of the transaction."""
 
     @property
     def txn(self) -> str:
-        """Returns the id of the transaction, for `transaction_status`."""
+        """Returns the id of the transaction, which can be passed to `transaction_status`."""
         return self.fields.get("txn", "")
 
 
@@ -498,13 +517,13 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
 
 
 def exception_of(result: Result, message: str = "") -> PulsarException:
-    """Returns the exception for a result."""
+    """Returns the exception of the class that belongs to `result`, with the text `message`."""
     return _CLASSES.get(result, UnknownError)(message)
 
 
 def translate_error(error: BaseException, *, by_slots: bool = False) -> PulsarException:
-    """Returns the SDK's exception for any error, with the error as its cause. `by_slots`: the error is that of a
-    Key_Shared consumer."""
+    """Returns the exception of the SDK that corresponds to any error, with that error as its cause. `by_slots`: whether
+    the error occurred in a Key_Shared consumer."""
     if isinstance(error, PulsarException):
         return error
     target: type[PulsarException] = UnknownError

@@ -24,7 +24,7 @@ _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
 
 
 class LoggerLevel(ClientEnum):
-    """The lowest level of messages that a ConsoleLogger or FileLogger logs."""
+    """The levels of a ConsoleLogger or FileLogger: messages below the level are not logged."""
 
     Debug = 0
     Info = 1
@@ -33,19 +33,19 @@ class LoggerLevel(ClientEnum):
 
     @property
     def number(self) -> int:
-        """Returns the level of Python's logging."""
+        """Returns the number that Python's `logging` uses for this level."""
         return (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[self]
 
 
 class ConsoleLogger:
-    """Logs to standard output."""
+    """A logger that writes log lines to standard output."""
 
     def __init__(self, log_level: LoggerLevel = LoggerLevel.Info) -> None:
         self.log_level = _level(log_level)
 
 
 class FileLogger:
-    """Appends log lines to a file."""
+    """A logger that appends log lines to a file."""
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
@@ -79,14 +79,14 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """Raises WrongValue if `logger` is not of a kind that `Client(logger=…)` accepts."""
+    """Raises WrongValue if `logger` is not one of the kinds of loggers that `Client(logger=…)` accepts."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shorten_value(logger)}")
 
 
 def attach_logger(logger: object) -> Callable[[], None] | None:
-    """Sends the clients' log messages to `logger` from now on. Returns the function that ends this; None if `logger`
-    gets them anyway. Raises OSError if the file cannot be opened."""
+    """Sends the log messages of all clients to `logger` from now on. Returns the function that ends this; None if
+    `logger` gets the messages anyway. Raises OSError if the file cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow
@@ -139,7 +139,8 @@ def run_logging_errors(work: Callable[[], object], broke: Broke) -> None:
 
 
 def report_failure(work: object, broke: Broke, error: BaseException) -> None:
-    """Logs the error that `work` raised and passes it to `broke`. Must be called while that error is being handled."""
+    """Logs `error`, which the function `work` raised, and calls `broke(error)`. Must be called while that error is
+    being handled."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -147,7 +148,8 @@ def report_failure(work: object, broke: Broke, error: BaseException) -> None:
 
 
 def log_foreign_error(error: BaseException, what: str) -> None:
-    """Logs an error that the application's code raised in the event loop or in a thread of the client."""
+    """Logs an error that code of the application, such as a callback, raised in the event loop or in a thread of the
+    client."""
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
         try:
@@ -161,16 +163,16 @@ def _raise_error(error: KeyboardInterrupt) -> None:
 
 
 def reraise_interrupt(error: BaseException) -> BaseException:
-    """Raises `error` again if it is KeyboardInterrupt (Ctrl-C); else returns it. For errors of the application's code
-    that was called, not awaited."""
+    """Raises `error` again if it is KeyboardInterrupt (Ctrl-C); otherwise returns it. For errors of a function of the
+    application that the client called without awaiting it."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether `error`, with which an await of the application's code ended, means that the awaiting task is cancelled,
-    or Ctrl-C."""
+    """Returns whether `error`, which ended an `await` of the application's code, means that the awaiting task is
+    cancelled, or that Ctrl-C was pressed."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -178,7 +180,7 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def ignore_error(_error: Exception) -> None:
-    """Ignores the error, which was logged before and for which no caller waits."""
+    """Does nothing with the error: it was logged before, and no caller waits for it."""
 
 
 # ------------------------------------------------------------------------------------------------------- reports
@@ -189,7 +191,7 @@ def ignore_error(_error: Exception) -> None:
 
 
 class StatisticsSource(Protocol):
-    """A client whose statistics `StatisticsReporter` logs."""
+    """The interface of a client whose statistics a `StatisticsReporter` logs."""
 
     def statistics(self) -> dict[str, dict[str, int]]: ...
 

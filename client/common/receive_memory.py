@@ -41,7 +41,7 @@ from threading import Lock
 
 
 class SendMemory:
-    """The memory that the messages without an outcome of all producers of one client share."""
+    """The memory budget for messages without an outcome, which all producers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -52,12 +52,13 @@ class SendMemory:
 
     @property
     def current_limit_bytes(self) -> float:
-        """Returns the limit in bytes for producers now: the limit of the client without what receiver queues use, at
-        least half."""
+        """Returns how many bytes the producers may use now: the client's memory limit minus the bytes that receiver
+        queues claim, but at least half of the limit."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
     def reserve(self, size: int) -> bool:
-        """Reserves memory for `size` bytes. Returns False if there is too little."""
+        """Reserves memory for `size` bytes and returns True. Returns False, and reserves nothing, if too little memory
+        is free."""
         with self._lock:
             if self.reserved_bytes and self.reserved_bytes + size > self.current_limit_bytes:
                 return False
@@ -78,8 +79,8 @@ class SendMemory:
         return not self.reserved_bytes or self.reserved_bytes <= self.current_limit_bytes * 3 / 4
 
     def call_when_room(self, call: Callable[[], object]) -> None:
-        """Registers `call`, to be called once when there is room. The caller must try `reserve` again after this,
-        because there may be room already."""
+        """Registers the function `call`, which is called once when memory becomes free. The caller must try `reserve`
+        again after this, because memory may be free already."""
         with self._lock:  # or it would be lost to a `release` that takes the others at this moment
             self._waiting.append(call)
 
@@ -103,7 +104,7 @@ NEW_WEIGHT = 1 / 4
 
 
 class ReceiveMemory:
-    """The memory limit that the receiver queues of all consumers of one client share."""
+    """The memory limit for received messages, which the receiver queues of all consumers of one client share."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
@@ -112,20 +113,20 @@ class ReceiveMemory:
         self.decompressed_bytes = 0  # of large entries that wait for their application
 
     def window_messages(self, claimed: float, message_bytes: float, wanted: int) -> int:
-        """Returns how many messages of `message_bytes` a consumer may have in flight and waiting at once, at most
-        `wanted`. `claimed`: the bytes that it claims now."""
+        """Returns how many messages a consumer may have in flight and in its queue together, at most `wanted`.
+        `message_bytes`: the size of a message; `claimed`: the bytes that this consumer claims now."""
         sent = 0.0 if self.producers is None else min(self.producers.reserved_bytes, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
     def has_room(self, size: int) -> bool:
-        """Whether there is room for `size` more bytes of decompressed entries."""
+        """Returns whether the memory limit has room for `size` more bytes of decompressed entries."""
         return not self.limit_bytes or self.decompressed_bytes + size <= self.limit_bytes
 
 
 class MemoryClaim:
-    """The bytes of ReceiveMemory that one partition's consumer claims, and its `window`: how many messages it may have
-    in flight and waiting."""
+    """The share of a client's ReceiveMemory that the consumer of one partition claims. Its `window` is the number of
+    messages that this consumer may have in flight and in its queue together."""
 
     def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
         self._memory = memory
@@ -135,7 +136,7 @@ class MemoryClaim:
         self.resize_queue(queue_size)
 
     def resize_queue(self, queue_size: int) -> None:
-        """Changes the claimed memory to the memory that a receiver queue of `queue_size` messages needs."""
+        """Claims as much memory as a receiver queue of `queue_size` messages needs, in place of the present claim."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
@@ -147,8 +148,9 @@ class MemoryClaim:
             self._claim(self.window * FIRST_BYTES)
 
     def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
-        """Counts received messages, from which the average size is learned. `circulating`: how many messages are in
-        flight or wait. Returns whether the window has changed."""
+        """Counts `messages` received messages of `entry_bytes` bytes together, and adjusts the average message size and
+        the claim. `circulating`: the number of messages that are in flight or in the queue. Returns True if the window
+        has changed."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
         size = entry_bytes / messages + MESSAGE_OVERHEAD

@@ -48,29 +48,32 @@ WAITED_S = 1.0
 
 
 class AttachmentUser(Protocol):
-    """A producer or consumer, as seen by its attachment."""
+    """The interface of a producer or consumer that its `Attachment` calls."""
 
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
 
     def opening_frame(self) -> dict[str, Any]:
-        """Returns the ClientFrame that opens the producer or consumer, as {kind: value}."""
+        """Returns the first frame to send to the broker, which opens the producer or consumer, as a dict {kind of
+        ClientFrame: value}."""
         ...
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_opening_done(self, error: MagnetarError | None) -> None:
-        """Fact: the first opening has succeeded, or has failed for good with `error`. Called once."""
+        """Fact: the first opening has succeeded (`error` is None), or has failed for good with `error`. Called once."""
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
-        """Fact: the owner lost its id, or an attempt to get an id failed."""
+        """Fact: this producer or consumer is no longer open at its broker, or an attempt to open it again failed;
+        `error` says why."""
         ...
 
     def on_failure(self, error: Exception) -> None: ...
 
 
 class Attachment:
-    """Attaches one producer or consumer (the owner) to the stream of its broker, and opens it there."""
+    """Opens one producer or consumer (the owner) at the broker of its topic, and sends its frames over the stream to
+    that broker."""
 
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_named", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
@@ -129,8 +132,9 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """Opens the owner again after `after_s` seconds; at once if its broker has just named the next one. The pause
-        is a timer, not a task, because many owners may wait, and the loop may end in the meantime."""
+        """Opens the producer or consumer at its broker again after `after_s` seconds; at once if the last broker has
+        just named the topic's next broker. The pause is a timer, not a task, because many owners may wait, and the loop
+        may end in the meantime."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -184,7 +188,7 @@ class Attachment:
                 self._answer = None
 
     def on_opened(self) -> None:
-        """Fact: the owner has read the broker's answer that it is open."""
+        """Fact: the broker answered that the producer or consumer is open."""
         if self._answer is None or self._answer.done():
             self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:
@@ -200,18 +204,20 @@ class Attachment:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
-        """Sends an entry, as `send(publish=entry)` does, without the two copies that protobuf makes of it."""
+        """Sends an entry to the broker, as `send(publish=entry)` does, but without the two copies that protobuf makes
+        of the entry."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, encode_varint(size), entry))
 
     def send_last_frame(self) -> None:
-        """Tells the broker that this producer or consumer was closed: the frames sent before are the last ones."""
+        """Tells the broker that this producer or consumer is closed and sends no more frames; does not wait for the
+        broker's answer."""
         self.send(close=CLOSE)
 
     # ------------------------------------------------------------------------------ without it
     def on_closed_by_broker(self, error: MagnetarError) -> None:
-        """Fact: the owner has read that the broker closed it."""
+        """Fact: the broker reported that it has closed the producer or consumer; `error` says why."""
         if isinstance(error, NotOwner) and not self._connections.settings.listener_name:
             self._named = error.fields.get("owner", "")
             self._was_moved = bool(self._named) and self._answer is None
@@ -229,8 +235,8 @@ class Attachment:
         self._owner.on_lost(error)
 
     def on_unexpected_frame(self, kind: str | None) -> None:
-        """Fact: the owner has read a frame of a kind that it does not expect. Broker and client disagree about the id,
-        so the id is given up."""
+        """Fact: the producer or consumer received a frame of a kind that it does not expect. As broker and client
+        disagree about its state, closes it at the broker and treats the connection as lost."""
         self.close_at_broker()
         self.on_lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
@@ -245,8 +251,8 @@ class Attachment:
             stream.detach(self._id)
 
     async def close(self) -> None:
-        """Closes an open owner at its broker and waits for the answer; an opening in flight is cancelled. Two
-        concurrent calls wait for one answer, and both end when one is interrupted."""
+        """Closes the producer or consumer at its broker and waits for the answer; an opening in flight is cancelled.
+        Two concurrent calls wait for one answer, and both end when one of them is interrupted."""
         self.stop()
         if self._answer is not None:
             self.close_at_broker()
@@ -261,13 +267,13 @@ class Attachment:
                 self.on_closed()
 
     def on_closed(self) -> None:
-        """Fact: the owner has read the broker's answer to `close`."""
+        """Fact: the broker answered that it has closed the producer or consumer, as `close` asked."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """Stops attempts to open the producer or consumer at its broker: none begins any more, and one in flight is
-        cancelled."""
+        """Stops the attempts to open the producer or consumer at its broker: no new attempt begins, and an attempt in
+        flight is cancelled."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()
@@ -284,8 +290,9 @@ ISOLATIONS = {
 
 
 def make_producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
-    """Returns the options of a producer's core. Chunking is used only for persistent topics, as in Pulsar's clients: a
-    non-persistent topic may drop single chunks, which makes the rest of the message useless."""
+    """Returns the options of a producer's core, made from the program's settings. Chunking is used only for persistent
+    topics, as in Pulsar's clients: a non-persistent topic may drop single chunks, which makes the rest of the message
+    useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -321,8 +328,8 @@ def make_open_frame(
 def make_subscribe_frame(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: ReaderStart | None
 ) -> wire.Subscribe:
-    """Returns the frame that subscribes. `start`: where a reader starts, whose subscription is not durable; None: the
-    subscription is durable."""
+    """Returns the first frame of a consumer or reader, which subscribes to the topic. `start`: the position at which a
+    reader starts, whose subscription is not durable; None: the subscription is durable."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

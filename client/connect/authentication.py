@@ -67,12 +67,12 @@ class Authentication:
 
 
 class WrongParameters(InvalidConfiguration, RuntimeError):
-    """`auth_params_string` has a wrong value: a RuntimeError, as in Pulsar's client."""
+    """Raised when `auth_params_string` has a wrong value. It is a RuntimeError, as in Pulsar's client."""
 
 
 class UnsupportedAuthentication(Authentication):
-    """Stands for an authentication library of Pulsar's C++ client, which is not supported here. As in that client,
-    constructing it succeeds; opening a producer or a consumer with it fails."""
+    """A placeholder for an authentication library of Pulsar's C++ client, which Magnetar does not support. As in that
+    client, constructing it succeeds, and opening a producer or a consumer with it fails."""
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name
@@ -83,7 +83,8 @@ class UnsupportedAuthentication(Authentication):
 
 
 class AuthenticationTLS(Authentication):
-    """Authenticates by a certificate of the client and its private key: paths of PEM files, read at each connection."""
+    """Authenticates by a TLS certificate of the client and its private key. Both are paths of PEM files, which are read
+    at each connection."""
 
     auth_method_name = "tls"
 
@@ -148,7 +149,7 @@ class AuthenticationBasic(Authentication):
 
 
 class AuthenticationAthenz(Authentication):
-    """Athenz, which is not supported."""
+    """Authentication by Athenz, which Magnetar does not support; exists because Pulsar's client has this class."""
 
     def __init__(self, auth_params_string: str) -> None:
         raise OperationNotSupported("AuthenticationAthenz is not supported: use a token or a certificate")
@@ -180,8 +181,8 @@ class AuthenticationOauth2(Authentication):
 
 
 def authentication_by_name(name: object, parameters: object) -> Authentication:
-    """Returns the authentication that Pulsar's client has under that name. Any other name means a library, for which
-    NotLoaded is returned."""
+    """Returns the Authentication object for a name of Pulsar's client, such as "tls" or "token", made with
+    `parameters`. Any other name means an authentication library, for which an UnsupportedAuthentication is returned."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")
@@ -210,8 +211,8 @@ def _text_of(path: str) -> str:
 def make_caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
-    """Returns the credentials and TLS files of a client's connections. `options`: the client's parameters `use_tls` and
-    `tls_…`."""
+    """Returns the credentials and TLS files with which a client connects. `options`: the client's parameters `use_tls`
+    and `tls_…`."""
     if authentication is not None and not isinstance(authentication, Authentication):
         kind = type(authentication).__name__  # never its value: it may be the token
         raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")

@@ -56,22 +56,25 @@ Frame = wire.ClientFrame | Pieces
 
 
 class StreamUser(Protocol):
-    """A producer or a consumer that is attached to a stream. None of its methods may block."""
+    """The interface of a producer or consumer that is attached to a stream and gets frames from it. None of its methods
+    may block."""
 
     topic: TopicName
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_lost(self, error: MagnetarError) -> None:
-        """Fact: the stream broke, or another broker owns the topic. The owner is not attached any more."""
+        """Fact: the stream broke, or another broker owns the topic. This producer or consumer is no longer attached to
+        the stream."""
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """Fact: `on_frames` or `on_lost` raised `error`."""
+        """Fact: this object's method `on_frames` or `on_lost` raised `error`."""
         ...
 
 
 class BrokerStream:
-    """The Connect stream to one broker, which all producers and consumers of a client that the broker serves share."""
+    """The `Connect` stream between a client and one broker: all producers and consumers of the client on topics of that
+    broker share it."""
 
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: SilentBrokers
@@ -120,8 +123,8 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Sends a frame of the owner `id_`. If the stream has ended the frame is dropped: the owners are notified and
-        reconnect."""
+        """Sends a frame of the producer or consumer with the id `id_`. If the stream has ended, drops the frame: all
+        attached producers and consumers are notified and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.has_ended:

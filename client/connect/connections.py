@@ -99,7 +99,8 @@ class _NoFiles:
 
 
 def client_world() -> World:
-    """Makes the world of one client. Each client needs its own: connections belong to it, and to one event loop."""
+    """Makes the `World` (clock, network, …) of one client. Each client needs its own, because connections belong to a
+    world, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
 
 
@@ -127,7 +128,7 @@ SERVED_PORT = 7650
 
 
 class FirstConnectAttempts:
-    """Counts the failed attempts of one operation of a client that has not reached any broker yet, and decides when to
+    """Counts the failed attempts of one operation while the client has not reached any broker yet, and decides when to
     give up."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
@@ -137,8 +138,8 @@ class FirstConnectAttempts:
         self._refused: set[str] = set()
 
     def record_failure(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
-        """Records an attempt that failed with `error`. `next_s`: how long after the first attempt the next would
-        begin. Returns the error to raise, or None to try again."""
+        """Records that an attempt failed with `error`. `next_s`: how many seconds after the first attempt the next
+        attempt would begin. Returns the error to raise if the operation must give up, or None if it must try again."""
         how, endpoint = why_unreachable(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
@@ -150,14 +151,14 @@ class FirstConnectAttempts:
 
 
 def why_unreachable(error: MagnetarError) -> str | None:
-    """Returns "refused" or "silent" if `error` says that no connection was made (runtime/grpc/errors.py); None: a
-    server answered."""
+    """Returns why no connection was made, according to `error`: "refused" or "silent" (runtime/grpc/errors.py). Returns
+    None if a server answered."""
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def make_unreachable_error(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """Returns the error to raise for `error`, that of the last attempt: adds what the user should do, and keeps the
-    cause."""
+    """Returns the error to raise when no broker could be reached: the last attempt's `error` with its cause, and an
+    advice to the user in its text."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
@@ -224,8 +225,8 @@ class Connections:
         return channel
 
     async def connect_owner_stream(self, topic: TopicName, named: str = "") -> BrokerStream:
-        """Returns the stream to the topic's owner: the broker at the endpoint `named`, else the one that a look-up
-        finds."""
+        """Returns the stream to the broker that owns the topic. `named`: the endpoint of that broker if it is known;
+        empty: the broker is looked up."""
         channel = self._named(named, topic) if named else await self.find_owner_channel(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
@@ -238,14 +239,14 @@ class Connections:
 
     @property
     def received_at(self) -> float:
-        """Returns the time at which a broker last answered or sent something on a stream, in seconds of the monotonic
-        clock."""
+        """Returns the time at which any broker last answered a request or sent something on a stream, in seconds of the
+        monotonic clock."""
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
     def loop_calls(self) -> LoopCalls:
-        """Returns the object through which other threads run functions in the event loop. Must be called in
-        that loop."""
+        """Returns the object through which other threads run functions in this event loop. Must be called in that
+        loop."""
         if self._wakes is None:
             self._wakes = LoopCalls(asyncio.get_running_loop())
         return self._wakes
@@ -254,8 +255,8 @@ class Connections:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Calls `attempt()` until it succeeds, fails with a permanent error, or the operation's deadline has passed;
-        returns its result. Raises the last error."""
+        """Calls `attempt()` until it succeeds, and returns its result. Raises the last error if it is permanent, or if
+        the operation's deadline has passed."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -287,8 +288,8 @@ class Connections:
             await asyncio.sleep(delay)
 
     async def next_broker_channel(self) -> Channel:
-        """Returns a channel to a broker of the service URL, in turn; to a silent broker only if there is no other.
-        Raises what the discovery raises."""
+        """Returns a channel to one of the brokers of the service URL, each in turn; to a broker that does not answer
+        only if there is no other. Raises the errors of `Discovery.endpoints`."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -303,7 +304,8 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Sends a request to any broker, again until one answers; returns the answer."""
+        """Sends a request to any broker, and repeats it until one answers; returns the answer. Raises the last error
+        when the operation's deadline has passed."""
 
         async def attempt() -> Any:
             asked = await self.next_broker_channel()
@@ -312,8 +314,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """Sends a request to the topic's owner; returns its answer. The first attempt asks any broker, which answers
-        or names the owner; if it does neither, the owner is looked up."""
+        """Sends a request to the broker that owns the topic; returns the answer. The first attempt asks any broker,
+        which answers itself or names the owner; if it does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:
@@ -336,7 +338,7 @@ class Connections:
         return await self.retry(attempt)
 
     async def find_owner_channel(self, topic: TopicName) -> Channel:
-        """Makes one look-up; returns the channel to the broker that serves the topic now. If a broker does not know
+        """Looks up the owner of a topic once, and returns the channel to this broker. If the asked broker does not know
         the owner or does not answer, the other brokers are asked at once, because the failing broker may be the owner.
         An owner that `partition_count` learned is used once in place of a look-up."""
         told = self._told.pop(topic, None)
@@ -373,8 +375,8 @@ class Connections:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def partition_count(self, topic: TopicName, *, create: bool = True) -> int:
-        """Returns the number of partitions of the topic; 0: it is not partitioned. `create`: whether the request may
-        create the topic."""
+        """Returns the number of partitions of the topic; 0: the topic is not partitioned. `create`: whether the request
+        may create the topic."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
@@ -409,8 +411,8 @@ class Connections:
             await channel.close()
 
     def close_with_loop(self) -> None:
-        """Has the connections closed when the event loop ends, or when they are garbage-collected. Must be called in
-        that loop."""
+        """Arranges that the connections are closed when the event loop ends, or when this object is garbage-collected.
+        Must be called in that loop."""
         self._with_loop = self._until_the_loop_ends()
         with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
             self._with_loop.__anext__().__await__().send(None)
@@ -456,7 +458,7 @@ MISSING_MAX = 1000
 
 
 class TopicSchemas:
-    """A cache of the schemas of one topic, by their version."""
+    """A cache of the schemas of one topic, by their versions. Asks the broker for schemas that it does not have."""
 
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
         """Makes an empty cache. `topic` may be a partition. `incarnation`: of the topic; 0: the present one."""
@@ -472,8 +474,8 @@ class TopicSchemas:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
-        """Fetches and caches a schema; an empty `version` means the newest. Raises the broker's error. If the version
-        is missing, this is cached, too; `get_schema` then raises."""
+        """Asks the broker for a schema of the topic and caches it; an empty `version` means the newest. Raises the
+        broker's error. A version that the topic lacks is cached as missing; `get_schema` then raises."""
         if self.is_cached(version):
             return
         if version == BYTES_VERSION:
@@ -493,12 +495,13 @@ class TopicSchemas:
         )
 
     def find_cached(self, version: bytes) -> SchemaInfo | None:
-        """Returns a schema that was fetched; None if it was not fetched, or the topic lacks it."""
+        """Returns a schema that was fetched before. Returns None if it was not fetched, or if the topic lacks this
+        version."""
         return self._known.get(version)
 
     def get_schema(self, version: bytes) -> SchemaInfo:
-        """Returns the schema of a version, which is fetched if necessary. Raises InvalidMessage if the topic has no
-        such schema, and the broker's error."""
+        """Returns the schema with a version; asks the broker if the schema is not cached. Raises InvalidMessage if the
+        topic has no such schema, or the broker's error."""
         if not self.is_cached(version):
             self._ask(version)
         found = self._known.get(version)

@@ -47,8 +47,8 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class DiscoveryProtocol(Enum):
-    """By which protocol the addresses of a URL are asked for the broker's gRPC address; NOT: they are
-    gRPC addresses."""
+    """The protocol in which the servers of a service URL are asked for the broker's gRPC address; NOT: the URL contains
+    the gRPC addresses themselves, and no server is asked."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"
@@ -72,7 +72,7 @@ SCHEMES = {
 
 
 class ServiceUrl(NamedTuple):
-    """A parsed service URL."""
+    """A parsed service URL: its addresses, whether connections are encrypted, and how the brokers are found."""
 
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
@@ -122,11 +122,12 @@ _U32 = struct.Struct(">I")
 
 
 class WrongServerProtocol(Exception):
-    """The server at an address does not speak the expected protocol."""
+    """Raised when the server at an address does not speak the expected protocol."""
 
 
 class Discovery:
-    """Finds the gRPC addresses of a service URL, and caches them. `timeout_s` bounds the question to one address."""
+    """Finds the gRPC addresses of the brokers of a service URL, and caches them. `timeout_s`: the longest wait for the
+    answer of one address, in seconds."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url
@@ -137,8 +138,8 @@ class Discovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """Returns the gRPC endpoints, at least one. Raises Unavailable if nothing answers, WrongProtocol if another
-        server does, Unauthenticated if the credentials are refused."""
+        """Returns the gRPC endpoints of the brokers, at least one. Raises Unavailable if no server answers,
+        WrongProtocol if a server answers in another protocol, Unauthenticated if the credentials are refused."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None
@@ -163,7 +164,7 @@ class Discovery:
         raise failure
 
     def clear(self) -> None:
-        """Drops the cached addresses, because they do not answer any more."""
+        """Drops the cached addresses, because the servers there do not answer any more."""
         if self._url.ask_at:
             self._found = ()
 
@@ -191,8 +192,9 @@ def _silent(address: Endpoint) -> Unavailable:
 
 # ------------------------------------------------------------------ Pulsar's protocol
 async def ask_endpoint_by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks a port of Pulsar's protocol for the broker's gRPC address. Raises NotSpoken if the server speaks another
-    protocol, WrongProtocol if it is a broker of Pulsar itself, Unauthenticated if it refuses the credentials."""
+    """Asks a server for its gRPC address over Pulsar's binary protocol, and returns this endpoint. Raises
+    WrongServerProtocol if the server speaks another protocol, WrongProtocol if it is a broker of Pulsar itself,
+    Unauthenticated if it refuses the credentials."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = parse_authorization(access.authorization() if access.authorization is not None else "")
@@ -223,7 +225,7 @@ async def ask_endpoint_by_pulsar(stream: ByteStream, address: Endpoint, access: 
 
 
 def parse_authorization(authorization: str) -> tuple[str, bytes]:
-    """Returns the auth method and the auth data of the command CONNECT, from the value of the
+    """Returns the auth method and the auth data for Pulsar's command CONNECT. `authorization`: the value of the HTTP
     header `authorization`."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
@@ -245,8 +247,9 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 # ------------------------------------------------------------------ HTTP
 async def ask_endpoint_by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """Asks an HTTP port for the broker's gRPC address. Raises NotSpoken if the server gives no such answer,
-    Unavailable for a status of 500 or more. `access` is not used, because the question needs no credentials."""
+    """Asks a server for its gRPC address over HTTP, and returns this endpoint. Raises WrongServerProtocol if the server
+    gives no such answer, Unavailable for a status of 500 or more. `access` is not used, because the request needs no
+    credentials."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
     answer = bytearray()
@@ -306,7 +309,7 @@ ASKED_AT_ONCE = 32
 
 
 class SilentBrokers:
-    """Tracks which brokers do not answer, and asks the other brokers who owns the topics of these."""
+    """Tracks which brokers do not answer; asks the other brokers which topics of a silent broker have a new owner."""
 
     def __init__(
         self, now: Callable[[], float], known: Callable[[], Iterable[Endpoint]],
@@ -337,15 +340,15 @@ class SilentBrokers:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def other_brokers(self, endpoint: Endpoint) -> list[Endpoint]:
-        """Returns one address of each broker other than the one at `endpoint`. Brokers that did not answer lately come
+        """Returns one address of each broker except the broker at `endpoint`. Brokers that did not answer lately come
         last."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
     async def find_moved_topics(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Asks the other brokers, and returns the topics among `topics` that the broker at `endpoint` no longer
-        owns."""
+        """Records that the broker at `endpoint` does not answer, asks the other brokers for the owners of `topics`, and
+        returns those topics that now have another owner."""
         self.on_unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.other_brokers(endpoint):

@@ -37,8 +37,8 @@ _REFUSALS = {"400", "401", "403"}
 
 
 class TokenSource:
-    """Fetches access tokens from an issuer, which is first asked when a token is needed. Raises InvalidConfiguration
-    if a parameter is wrong."""
+    """Fetches access tokens (OAuth 2.0) from an issuer, and renews them before they expire. The issuer is first asked
+    when a token is needed. Raises InvalidConfiguration if a parameter is wrong."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}
@@ -65,8 +65,8 @@ class TokenSource:
         self._last = ""
 
     def token(self) -> str:
-        """Returns a valid token; never blocks. Raises Unavailable if there is none yet, Unauthenticated if the issuer
-        refuses the credentials."""
+        """Returns a valid access token; never blocks. Raises Unavailable if no token was fetched yet, Unauthenticated
+        if the issuer refuses the credentials."""
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at

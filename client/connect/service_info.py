@@ -40,8 +40,8 @@ _COUNT = whole_number_check(1)
 
 
 class ServiceInfo:
-    """A cluster: its service URL, the client's identity there, and the certificate authorities that the client trusts.
-    Raises InvalidConfiguration or InvalidUrl."""
+    """The description of a cluster for a client: its service URL, the client's credentials there, and the certificate
+    authorities that the client trusts. Raises InvalidConfiguration or InvalidUrl if a value is wrong."""
 
     def __init__(
         self, service_url: str, authentication: Authentication | None = None,
@@ -64,17 +64,19 @@ class ServiceInfo:
 
     @property
     def use_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """Returns whether connections to the cluster are encrypted."""
         return self.url.encrypted
 
     @property
     def tls_trust_certs_file_path(self) -> str | None:
-        """Returns the path of the PEM file of trusted authorities; None: those of the system are trusted."""
+        """Returns the path of the PEM file of trusted certificate authorities; None: the system's authorities are
+        trusted."""
         return self._trusted
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """Returns its argument; exists because Pulsar's client has two such classes."""
+        """Returns the ServiceInfo that was passed, unchanged; exists because Pulsar's client has two such classes and
+        converts between them."""
         if not isinstance(service_info, ServiceInfo):
             raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shorten_value(service_info)}")
         return service_info
@@ -99,11 +101,12 @@ class ServiceInfoProvider:
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Called once with the function that makes the client connect to another cluster."""
+        """Called once by the client, with a function that takes a ServiceInfo and makes the client connect to that
+        cluster."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stops what the provider has started."""
+        """Stops the threads or tasks that the provider has started. Called when the client is closed."""
 
 
 class AutoClusterFailover:
@@ -148,8 +151,8 @@ def _is(found: object) -> bool:
 def first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
-    """Returns the first cluster of a client. `service`: the client's `service_url`; `options`: its parameters. Raises
-    InvalidConfiguration or InvalidUrl."""
+    """Returns the cluster to which a client connects first. `service`: the client's `service_url` parameter; `options`:
+    its other parameters. Raises InvalidConfiguration or InvalidUrl."""
     if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
         for name, value in (
             ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
@@ -165,7 +168,8 @@ def first_service_info(
 
 
 def check_info(info: object) -> ServiceInfo:
-    """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if a provider returned anything else."""
+    """Returns `info` if it is a ServiceInfo. Raises InvalidConfiguration if it is anything else, because a program's
+    provider returned a wrong value."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shorten_value(info)}")
     return info
@@ -185,8 +189,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class ClientCluster:
-    """The cluster to which a client connects, which may change. `given`: the client's `service_url`. `options`: the
-    client's parameters. Raises InvalidUrl or InvalidConfiguration."""
+    """Tracks the cluster to which a client connects, and switches the client to another one. `given`: the client's
+    `service_url`. `options`: the client's parameters. Raises InvalidUrl or InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -250,7 +254,8 @@ class ClientCluster:
             self._move()
 
     async def close(self) -> None:
-        """Stops moving the client, and closes the program's provider. Must be called in the event loop. Idempotent."""
+        """Stops switching the client between clusters, and closes the program's provider. Must be called in the event
+        loop. A second call does nothing."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:
@@ -264,7 +269,7 @@ class ClientCluster:
 
 
 async def is_reachable(info: ServiceInfo, network: Network, timeout_s: float) -> bool:
-    """Whether one of the cluster's addresses accepts a connection."""
+    """Returns whether at least one of the cluster's addresses accepts a connection within `timeout_s` seconds."""
     for address in info.url.ask_at or info.url.endpoints:
         if await _takes(address, network, timeout_s):
             return True

@@ -65,7 +65,7 @@ class TopicPattern:
 
 
 class TopicPatternWatch:
-    """Watches which topics match one pattern."""
+    """Reports the topics that match one pattern: first all of them, then each topic that is created or deleted."""
 
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
@@ -81,7 +81,8 @@ class TopicPatternWatch:
         self._tasks = Tasks()
 
     async def open(self) -> list[TopicName]:
-        """Begins the watch and returns the matching topics. Raises NamespaceNotFound and other errors of the broker."""
+        """Asks a broker for the topics that match now, begins to watch for changes, and returns these topics. Raises
+        NamespaceNotFound and other errors of the broker."""
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))
@@ -94,8 +95,8 @@ class TopicPatternWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """Calls `changed(added, removed)` for each change from now on. The topics that `open` returned count
-        as known."""
+        """Calls `changed(added, removed)` for each change of the matching topics from now on. The topics that `open`
+        returned are not reported as added."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:
@@ -201,7 +202,8 @@ class TopicPatternWatch:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
     def on_topic_gone(self, topic: TopicName) -> None:
-        """Fact: a consumer found its topic deleted. If the broker reports that name again, it is a new topic."""
+        """Fact: a consumer found its topic deleted. If the broker reports a topic of that name later, it counts as a
+        new topic."""
         self._known.pop(topic, None)
 
     def _disconnect(self) -> None:
@@ -229,8 +231,8 @@ DISCOVER_EVERY_S = 60.0
 
 
 class PartitionsWatcher:
-    """Watches topics for more partitions: `grow(topic, partitions)` is awaited when a topic of `counts` has more than
-    were known."""
+    """Finds partitions that are added to topics: awaits `grow(topic, partitions)` when a topic has more partitions than
+    `counts` says."""
 
     def __init__(
         self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]
@@ -246,7 +248,8 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def watch(self, topic: TopicName, partitions: int) -> None:
-        """Watches the partitions of this topic from now on; it has `partitions` now."""
+        """Adds a topic to those whose number of partitions is watched. `partitions`: the number that the topic has
+        now."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

@@ -29,8 +29,8 @@ Pending = Message | MessageId
 
 
 class AckSender:
-    """Collects the acknowledgements of one consumer and passes them to its core. `wake` is called, in the caller's
-    thread, when the event loop must call `flush`."""
+    """Collects the acknowledgements and negative acknowledgements of one consumer and passes them to the consumer's
+    core. The function `wake` is called, in the caller's thread, when the event loop must call `flush`."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float],
@@ -67,7 +67,7 @@ class AckSender:
         self._wake()
 
     def end_spans(self, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Ends the spans of messages that a separate request acknowledges."""
+        """Ends the tracing spans of messages that the caller acknowledges in a request of its own."""
         if self.spans is not None:
             for each in which:
                 if cumulative:
@@ -76,8 +76,8 @@ class AckSender:
                     self.spans.settle(each, ACKNOWLEDGE)
 
     def with_other_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Returns `which` and the other chunks of its message, because all of them are acknowledged together, or with
-        `again` redelivered together."""
+        """Returns the message `which` together with the ids of the other chunks of that message, because all chunks are
+        acknowledged together or, if `again` is true, redelivered together."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -90,7 +90,8 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ in the loop
     def flush(self) -> float:
-        """Passes to the core everything that was appended; returns the time of this."""
+        """Passes all collected acknowledgements, negative acknowledgements and received messages to the core. Returns
+        the present time, in seconds of the monotonic clock."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
@@ -104,8 +105,8 @@ class AckSender:
         return now
 
     def extra_timeout_s(self, redelivery_count: int) -> float:
-        """Returns the seconds that the application's back-off adds to the ack time-out of an entry with this
-        redelivery count."""
+        """Returns how many seconds the application's back-off adds to the ack time-out of an entry that was redelivered
+        `redelivery_count` times."""
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
@@ -130,14 +131,15 @@ class AckSender:
             core.acknowledge_batch_indexes(entry.position, bits, messages, entry.size)
 
     def make_group(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
-        """Returns a group of acknowledgements of these messages, which the caller sends in a request of its own."""
+        """Returns the acknowledgements of the messages `which` as one AckGroup, which the caller sends in a request of
+        its own."""
         tracker = AckTracker()
         self.add_to_tracker(tracker, which, cumulative=cumulative)
         return tracker.take_group()
 
     def add_to_tracker(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
-        """Adds acknowledgements of these messages to `tracker`, from which the caller makes a request of its own;
-        consecutive ones of the same entry in one step."""
+        """Adds acknowledgements of the messages `which` to `tracker`, whose content the caller sends in a request of
+        its own. Consecutive messages of the same entry are added in one step."""
         entry: ReceivedEntry | None = None
         bits = 0
         for each in which:
@@ -159,14 +161,14 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def clear(self) -> None:
-        """Drops acknowledgements that are not passed on yet, because the cursor is moved: they must not be applied to
-        what is delivered from now on."""
+        """Drops the acknowledgements that are not passed to the core yet. Called because the cursor is moved: they must
+        not be applied to messages that are delivered after that."""
         self._acked.clear()
 
 
 def redelivery_delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
-    """Returns the redelivery delay that `backoff` gives for this count. Returns `otherwise` if there is no back-off,
-    or if it raises or returns a wrong value."""
+    """Returns the delay in ms that `backoff` gives for an entry that was redelivered `redelivery_count` times. Returns
+    `otherwise` if `backoff` is None, raises an exception or returns a wrong value."""
     if backoff is None:
         return otherwise
     try:

@@ -67,7 +67,8 @@ from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, fetch_wri
 
 
 class PartitionConsumers:
-    """The PartitionConsumers of one consumer or reader, and the receiver queue that they share."""
+    """The PartitionConsumers of one consumer or reader, one for each partition, and the receiver queue that they
+    share."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
@@ -78,8 +79,9 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ who belongs to it
     def queue_size_each(self, more: int = 0) -> int:
-        """Returns how many messages of one partition may wait: `receiver_queue_size`, or its share of the limit for
-        all partitions. `more`: partitions that will be added."""
+        """Returns how many messages of each partition may wait in the client: `receiver_queue_size`, or the partition's
+        share of the limit for all partitions if that is smaller. `more`: the number of partitions that will be
+        added."""
         total = self._settings.max_total_receiver_queue_size_across_partitions
         return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
 
@@ -88,9 +90,9 @@ class PartitionConsumers:
         await _open(new)
 
     async def add_partitions(self, new: Sequence[PartitionConsumer]) -> None:
-        """Opens partitions and adds them. Until all are open each has a receiver queue of its own, so that no caller
-        receives a message of a partition that is not added yet, and a partition that cannot be opened closes only its
-        own queue."""
+        """Opens the partitions `new` and adds them. Until all of them are open, each has a receiver queue of its own,
+        so that no caller receives a message of a partition that is not added yet, and a partition that cannot be opened
+        closes only its own queue."""
         await _open(new)
         self._add(new)
         self._share_out()
@@ -102,7 +104,7 @@ class PartitionConsumers:
         self._by_topic.update({each.topic.full: each for each in new})
 
     def remove(self, consumer: PartitionConsumer) -> bool:
-        """Removes a partition. Returns False if it was removed already."""
+        """Removes a partition's consumer from the collection. Returns False if it was removed already."""
         if self._by_topic.pop(consumer.topic.full, None) is None:
             return False
         self.all.remove(consumer)
@@ -121,14 +123,15 @@ class PartitionConsumers:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def find_by_message(self, message: Message) -> PartitionConsumer | None:
-        """Returns the PartitionConsumer that received the message, or None if it was removed."""
+        """Returns the PartitionConsumer that received the message; None if that PartitionConsumer was removed."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
     def find_by_id(self, which: MessageId) -> PartitionConsumer:
-        """Returns the PartitionConsumer of the partition of a message id. Raises OperationNotSupported, as Pulsar's
-        client does, if the id does not say which partition; InvalidMessage if that partition is not one of these."""
+        """Returns the PartitionConsumer of the partition that the message id `which` names. Raises
+        OperationNotSupported, as Pulsar's client does, if the id does not say of which topic or partition it is;
+        InvalidMessage if no consumer of this collection reads that partition."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -146,8 +149,8 @@ class PartitionConsumers:
         self, connections: Connections, counts: dict[TopicName, int],
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
-        """Starts to watch the partition counts of topics, which are `counts` now: `grow(topic, count)` is awaited when
-        a topic has more."""
+        """Starts to watch how many partitions the topics have. `counts`: the numbers now, by topic. Awaits `grow(topic,
+        count)` when a topic has more partitions."""
         self._watcher = PartitionsWatcher(connections, counts, grow)
 
     def watch_partitions(self, topic: TopicName, count: int) -> None:
@@ -162,8 +165,8 @@ class PartitionConsumers:
         return all(each.core.state is PartitionClientState.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves all partitions to MessageId.earliest, MessageId.latest or a publish time in ms; the id of a message
-        moves only the partition of that message."""
+        """Moves all partitions to MessageId.earliest, MessageId.latest or a publish time in ms since the epoch. For the
+        id of a message, moves only the partition of that message."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -210,8 +213,8 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 def timeout_to_seconds(timeout_millis: int | None) -> float | None:
-    """Checks `timeout_millis` and returns it in seconds; None for None. Raises if it is no valid number of
-    milliseconds."""
+    """Converts a time-out in milliseconds to seconds and returns it; None for None. Raises WrongType or WrongValue if
+    `timeout_millis` is no valid number of milliseconds."""
     if timeout_millis is None:
         return None
     check_parameter("timeout_millis", TIMEOUT_MS, timeout_millis)
@@ -256,8 +259,8 @@ class Consumer(ClosedAfterAsyncWith):
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy | None = None, watch: TopicPatternWatch | None = None,
     ) -> Consumer:  # fmt: skip
-        """Subscribes to all partitions of all topics; to none of them if one refuses. `watch`, of a pattern, finds
-        topics that are created later."""
+        """Makes a consumer that is subscribed to all partitions of all topics. If one partition refuses, subscribes to
+        none and raises that error. `watch`: finds the topics that match a pattern and are created later."""
         check_subscription_name(subscription)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
@@ -305,8 +308,8 @@ class Consumer(ClosedAfterAsyncWith):
         await self._grow([topic.with_partition(i) for i in range(found)])
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
-        """Subscribes to the topics `added` and drops the partitions of the topics `removed`. Returns the topics that
-        could not be subscribed to."""
+        """Subscribes to the topics `added` and drops the partitions of the topics `removed`. Returns the topics of
+        `added` to which the consumer could not subscribe."""
         for consumer in [each for each in self.partitions if each.topic.base in removed]:
             consumer.discard_messages()
             self._gone(consumer)
@@ -338,14 +341,14 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Returns the full name of the topic. Several names are separated by commas; for a pattern, returns the text
-        of the pattern."""
+        """Returns the full name of the topic; for several topics, their names separated by commas; for a pattern, the
+        text of the pattern."""
         return self._name
 
     @property
     def is_over(self) -> bool:
-        """Whether the consumer is closed or has failed: all its partitions are closed. A pattern may match no topic
-        for a while; its consumer then stays open."""
+        """Returns whether the consumer is closed or has failed, that is, all its partitions are closed. A pattern may
+        match no topic for a while; its consumer then stays open."""
         return self._partitions.are_closed() and (self._watch is None or self._closed)
 
     def subscription_name(self) -> str:
@@ -357,17 +360,17 @@ class Consumer(ClosedAfterAsyncWith):
         return self.partitions[0].name if self.partitions else self.settings.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected to their brokers."""
+        """Returns whether the consumers of all partitions are connected to their brokers."""
         return self._partitions.are_connected()
 
     def title(self) -> str:
-        """Returns a text for logs: the names of the consumer, the subscription and the topic."""
+        """Returns the names of the consumer, the subscription and the topic as one text, for log lines."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters. `waiting_messages`: delivered and not yet received by the program. Since the consumer was
-        opened: `delivered_messages`, and `discarded_entries`, which are malformed, raised ChecksumError, and are
-        acknowledged."""
+        """Returns counters. `waiting_messages`: the messages that were delivered and that the program has not received
+        yet. Since the consumer was opened: `delivered_messages`, and `discarded_entries`, which are malformed, raised
+        ChecksumError, and are acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -377,8 +380,8 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ receiving
     async def receive(self, timeout_millis: int | None = None) -> Message:
-        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
-        limit."""
+        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
+        milliseconds; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
@@ -391,7 +394,8 @@ class Consumer(ClosedAfterAsyncWith):
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """Returns as many messages as the policy allows; an empty list if none arrives within the policy's time-out."""
+        """Waits for messages and returns as many as the consumer's batch_receive_policy allows; an empty list if no
+        message arrives within the time-out of that policy."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await fetch_writer_schemas(self.inbox, *batch)
@@ -411,7 +415,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
-        """Returns the consumer of the partition that a message came from. Raises InvalidMessage if this consumer did
+        """Returns the PartitionConsumer from which the message `which` came. Raises InvalidMessage if this consumer did
         not receive the message."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
@@ -430,7 +434,8 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.find_by_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Acknowledges messages; the acknowledgements are sent within 100 ms. May be called from any thread."""
+        """Acknowledges messages without waiting; the acknowledgements are sent within 100 ms. May be called from any
+        thread."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -449,16 +454,17 @@ class Consumer(ClosedAfterAsyncWith):
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        """Acknowledges a message negatively, as `negative_acknowledge` does. May be called from any thread."""
+        """Acknowledges a message negatively, as `negative_acknowledge` does, without waiting. May be called from any
+        thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
         self, txn: TransactionPort, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges messages in a transaction: the acknowledgements count when `txn` commits. Returns at once; the
-        commit waits until they are durable. `waiters` gets a future for each partition. Must be called in the event
-        loop."""
+        """Acknowledges messages in the transaction `txn`: the acknowledgements count when `txn` commits. Returns at
+        once; the commit waits until they are durable. Appends to `waiters` one future for each partition. Must be
+        called in the event loop."""
         check_txn(txn)
         if cumulative:
             self._check_cumulative()
@@ -535,15 +541,17 @@ class Consumer(ClosedAfterAsyncWith):
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
-        """Acknowledges as `acknowledge_cumulative` does, without waiting; the acknowledgement is sent within 100 ms."""
+        """Acknowledges a message and all messages before it, as `acknowledge_cumulative` does, but without waiting; the
+        acknowledgement is sent within 100 ms."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
         consumer.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Asks the broker to deliver the message again after negative_ack_redelivery_delay_ms. With redelivery_order
-        "key" the broker's back-off applies instead, and later messages of the same key come after this one."""
+        """Tells the broker that the message was not processed: the broker delivers it again after
+        negative_ack_redelivery_delay_ms. With redelivery_order "key" the broker's back-off applies instead, and later
+        messages of the same key come after this one."""
         self.negative_acknowledge_soon(message)
         if self.settings.redelivery_order == "key":
             self.consumer_of(message).flush_acks()
@@ -551,15 +559,15 @@ class Consumer(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ dead letters and retries
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """Returns the policy that applies, be it set or the default of `enable_retry`. None: messages are redelivered
-        until they are acknowledged."""
+        """Returns the dead-letter policy that is in force: the policy that the program set, or the default policy of
+        `enable_retry`. None: messages are redelivered until they are acknowledged."""
         return self._dead_letters.policy
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
-        OperationNotSupported without `enable_retry`."""
+        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
+        Raises OperationNotSupported if the consumer was opened without `enable_retry`."""
         check_parameter("message", instance_check(Message, optional=False), message)
         check_parameter("delay", DELAY, delay)
         check_parameter("properties", PROPERTIES, properties)
@@ -569,13 +577,14 @@ class Consumer(ClosedAfterAsyncWith):
         await self._dead_letters.retry_producer_of(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks the broker to deliver all unacknowledged messages again. Does not wait, as in Pulsar."""
+        """Asks the broker to deliver all unacknowledged messages again. Returns without waiting for the broker, as in
+        Pulsar."""
         for consumer in self.partitions:
             consumer.redeliver_unacknowledged()
 
     def start_again(self) -> None:
-        """Has all unacknowledged messages redelivered in order. Messages received from the broker before, and not yet
-        given to the application, are dropped; they come again."""
+        """Asks the broker to deliver all unacknowledged messages again, in order. Messages that wait in the client are
+        dropped first, because the broker delivers them again, too."""
         for consumer in self.partitions:
             consumer.redeliver_in_order()
 
@@ -602,14 +611,15 @@ class Consumer(ClosedAfterAsyncWith):
         await self.close()
 
     def abort(self) -> None:
-        """Ends the consumer at once; pending acks are not sent."""
+        """Ends the consumer at once; acknowledgements that wait are not sent."""
         if self._watch is not None:
             self._watch.stop()
         self._dead_letters.abort()
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Sends pending acks and closes the consumer. If the call is cancelled, ends the consumer at once."""
+        """Sends the acknowledgements that wait and closes the consumer. If the call is cancelled, ends the consumer at
+        once."""
         self._closed = True
         try:
             if self._watch is not None:
@@ -621,6 +631,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant of the client is broken."""
+        """Checks the internal state of the consumer. Raises AssertionError if an invariant is broken."""
         for consumer in self.partitions:
             consumer.core.check()

@@ -74,8 +74,8 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def dead_letter_policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """Returns the dead-letter policy that applies, or None. Raises InvalidConfiguration if the subscription's type
-    does not count redeliveries (Exclusive, Failover)."""
+    """Returns the dead-letter policy that follows from a consumer's settings; None: messages are never moved. Raises
+    InvalidConfiguration if the subscription's type does not count redeliveries (Exclusive, Failover)."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -87,8 +87,9 @@ def dead_letter_policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolic
 
 
 def parse_reconsume_times(told: str) -> int:
-    """Parses the property that counts how often a message was reconsumed later. Returns 0 for a text that is no plain
-    number, because another program may use that property for anything else."""
+    """Parses the message property that counts how often a message was passed to `reconsume_later`, and returns the
+    number. Returns 0 for a text that is no plain number, because another program may use that property for anything
+    else."""
     return (parse_number(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
@@ -99,13 +100,13 @@ def make_letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: 
 
 
 def is_dead_letter(message: Message) -> bool:
-    """Whether the message was moved to this dead-letter topic, by a consumer of any subscription or by a broker's
-    policy. Such a message is not moved again."""
+    """Returns whether the message was moved to this dead-letter topic by a consumer of any subscription or by a
+    broker's policy. Such a message is not moved again."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
 def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """Whether `topic` is the dead-letter topic of this subscription, from which no message may be moved."""
+    """Returns whether `topic` is the dead-letter topic of this subscription, from which no message may be moved."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -113,7 +114,8 @@ def is_dead_letter_topic(topic: TopicName, subscription: str, policy: ConsumerDe
 
 
 def original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
-    """Returns the original topic if `topic` is the retry-letter topic of this subscription; else `topic` itself."""
+    """Returns the topic whose messages are retried through `topic`, if `topic` is the retry-letter topic of this
+    subscription; otherwise returns `topic` itself."""
     suffix = f"-{subscription}-RETRY"
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))
@@ -121,8 +123,8 @@ def original_topic(topic: TopicName, subscription: str, policy: ConsumerDeadLett
 
 
 class DeadLetterProducer:
-    """Moves messages of one topic to its dead-letter topic and retry-letter topic. Opens a producer of each when it is
-    first needed."""
+    """Moves messages of one topic to the dead-letter topic or the retry-letter topic of that topic. Opens a producer
+    for each of the two when it is first needed."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -147,8 +149,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def move_soon(self, messages: list[Message]) -> None:
-        """Starts a task that moves the messages to the dead-letter topic. It retries until each message is stored
-        there, and then acknowledges it."""
+        """Starts a task that moves the messages to the dead-letter topic. The task retries until each message is stored
+        there, and then acknowledges the message."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -173,8 +175,9 @@ class DeadLetterProducer:
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Publishes a copy of the message to be delivered after `delay`; past the limit of retries, publishes it to
-        the dead-letter topic. Returns when the copy is stored and the message is acknowledged."""
+        """Publishes a copy of the message to the retry-letter topic, to be delivered after `delay`; if the limit of
+        retries is reached, publishes the copy to the dead-letter topic instead. Returns when the copy is stored and the
+        message is acknowledged."""
         times = parse_reconsume_times(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
@@ -257,8 +260,8 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """Waits for moves in flight and closes the producers. Messages whose move does not end in time are delivered
-        again."""
+        """Waits for the moves of messages in flight and closes the two producers. Messages whose move does not end in
+        time are delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -290,7 +293,8 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """The DeadLetterProducer of each topic of one consumer; a topic and its retry-letter topic have the same one."""
+    """The DeadLetterProducers of one consumer: one for each topic, which the topic shares with its retry-letter
+    topic."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
@@ -306,8 +310,9 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName) -> list[TopicName]:
-        """Adds a topic. Returns the topics to subscribe to: `topic`, and its retry-letter topic with `enable_retry`. A
-        retry-letter or dead-letter topic that a pattern found has no retry-letter topic."""
+        """Makes the DeadLetterProducer of a topic. Returns the topics to subscribe to: `topic`, and with `enable_retry`
+        also its retry-letter topic. A retry-letter or dead-letter topic that a pattern found has no retry-letter
+        topic."""
         policy, subscription = self.policy, self._subscription
         if policy is None or is_dead_letter_topic(topic, subscription, policy):
             return [topic]
@@ -328,7 +333,7 @@ class DeadLetterProducers:
 
     def retry_producer_of(self, topic: TopicName) -> DeadLetterProducer:
         """Returns the DeadLetterProducer through which messages of `topic` are reconsumed later. Raises
-        OperationNotSupported if they cannot be."""
+        OperationNotSupported if messages of this topic cannot be reconsumed later."""
         dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

@@ -63,7 +63,8 @@ SAY_EVERY_S = 10.0
 
 
 class DecompressionDeferred(Exception):
-    """Raised when the memory limit has no room for the decompressed entry; the entry stays compressed."""
+    """Raised when the memory limit has no room for the decompressed entry; the entry stays compressed until there is
+    room."""
 
 
 class Undecryptable(Exception):
@@ -76,8 +77,8 @@ class Undecryptable(Exception):
 
 
 class DeliveredEntries:
-    """The delivered entries of one partition: `split_deliveries` splits them into messages, and `take_received`
-    returns these messages."""
+    """The entries that the broker delivered to one partition's consumer: `split_deliveries` splits them into messages,
+    and `take_received` returns these messages."""
 
     def __init__(
         self, consumer: ReceivingConsumer, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -113,8 +114,8 @@ class DeliveredEntries:
         """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def split_deliveries(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
-        """Splits the deliveries in `frames` into messages, up to the first frame of another kind, which is returned;
-        None if there is none."""
+        """Reads the frames of the iterator `frames` and splits the entries that they deliver into messages. Stops at
+        the first frame of another kind and returns that frame; returns None if there is no such frame."""
         came, opened = self._came, self.split_entry
         for frame in frames:
             kind = frame.WhichOneof("kind")
@@ -133,8 +134,9 @@ class DeliveredEntries:
         return None
 
     def take_received(self) -> tuple[list[Message], int, int, int]:
-        """Removes and returns what arrived since the last call: the messages for the application; the permits of all
-        entries; the permits of entries without a message for the application; the number of bytes."""
+        """Removes and returns the result of the deliveries since the last call, as a tuple: the messages for the
+        application; the permits of all entries; the permits of entries without a message for the application; the
+        number of bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -142,14 +144,14 @@ class DeliveredEntries:
 
     # ------------------------------------------------------------------------------ what waits folded
     def on_large_entry_taken(self, received: ReceivedEntry) -> None:
-        """Fact: the application received a message of a large entry, whose memory is free again. May be called from
-        any thread; the event loop must call `decompress_waiting` soon."""
+        """Fact: the application received a message of a large entry, so the memory that was counted for this entry is
+        free. May be called from any thread; the event loop must call `decompress_waiting` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
     def decompress_waiting(self) -> bool:
-        """Decompresses waiting entries as far as the memory limit has room; `take_received` then returns their
-        messages. Returns False if no entry waited."""
+        """Decompresses entries that wait for memory, as far as the memory limit has room; `take_received` then returns
+        their messages. Returns False if no entry waited."""
         if self._taken:
             self._free_taken()
         if not self._folded:
@@ -164,8 +166,9 @@ class DeliveredEntries:
         return [position for _, position, _, _ in self._folded]
 
     def discard_waiting(self) -> int:
-        """Drops the entries that wait compressed, and the memory counted for large entries. The broker will deliver
-        them again, or they are not needed. Returns the permits of the entries that waited."""
+        """Drops the entries that wait in compressed form, and sets the memory counted for large entries to 0. Called
+        when the broker will deliver these entries again, or they are not needed. Returns the permits of the dropped
+        entries."""
         self._taken.clear()
         self._memory.decompressed_bytes -= self._unfolded
         self._unfolded = 0
@@ -185,13 +188,14 @@ class DeliveredEntries:
 
     # ------------------------------------------------------------------------------ where a reader begins
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt | None:
-        """Returns a function that encrypts a copy of the message so that the readers of the message can read the copy;
-        None if the message was not encrypted. Raises CryptoError."""
+        """Returns a function that encrypts a copy of a received message, so that the readers of the message can read
+        the copy. Returns None if the message was not encrypted. Raises CryptoError if the message cannot be
+        decrypted."""
         return self._decryptor.copy_encryptor(metadata) if metadata.encryption_param else None
 
     def on_seek_done(self, to: MessageId | int) -> None:
-        """Fact: the broker moved the cursor to `to`. `start` becomes the new start of a reader; None if only the
-        broker knows the position."""
+        """Fact: the broker moved the cursor to `to`. Sets `start`, the start of a reader, to that position; to None if
+        only the broker knows the position."""
         self.start = None
         self.clear_dead_lettered()
         if not self._durable and isinstance(to, MessageId):
@@ -199,7 +203,8 @@ class DeliveredEntries:
             self.start = ReaderStart(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def make_reader_start(self, place: ReaderPosition) -> ReaderStart:
-        """Returns the start of a reader that reconnects and continues at `place`."""
+        """Returns the ReaderStart with which a reader subscribes again after a reconnect, so that it continues at
+        `place`."""
         if place.taken is not None:
             self.start = ReaderStart(place.taken, False, place.begun)
         return self.start or ReaderStart(MessageId.latest, False)
@@ -208,7 +213,9 @@ class DeliveredEntries:
     def split_entry(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
-        """Splits an entry into messages. Returns those that the application is to see."""
+        """Splits the entry at `position` into messages and returns the messages for the application; an empty sequence
+        if there are none. `redelivered`: the redelivery count; `acked`: the batch indexes that are acknowledged
+        already."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked))
@@ -274,8 +281,8 @@ class DeliveredEntries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def clear_dead_lettered(self) -> None:
-        """Drops the record of messages moved to the dead-letter topic, because the subscription is moved and they are
-        delivered again."""
+        """Clears the record of which messages were moved to the dead-letter topic. Called because the subscription is
+        moved, and these messages are delivered again."""
         if self._moved:
             self._moved.clear()
 
@@ -310,9 +317,9 @@ class DeliveredEntries:
             slots.popitem(last=False)
 
     def make_blocked_filter(self, failed: Collection[Position]) -> Callable[[Message], bool]:
-        """Returns a function that says whether a message must wait for one of the failed entries: it belongs to such
-        an entry, or comes after it and, where the order is by key, has a key of it. These are exactly the messages
-        that the broker takes back."""
+        """Returns a function that returns True for a message that must wait for one of the entries `failed`: the
+        message belongs to such an entry, or comes after it and, where the order is by key, has one of its keys. The
+        broker takes back exactly these messages."""
         known = self.slots
         if known is None:
             first = min(failed)
@@ -410,9 +417,9 @@ def decode_messages(
     consumer: ReceivingConsumer, entry: bytes, position: Position, start: ReaderStart | None, redelivered: int = 0,
     acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
-    """Decodes an entry. Returns the entry; its messages for the application, or None for a chunk; and the decrypted
-    payload, if the entry was encrypted. `has_room(size)` is asked before a large entry is decompressed. Raises
-    CorruptEntry, Undecryptable, StaysCompressed."""
+    """Decodes an entry. Returns a tuple: the entry; its messages for the application, or None if the entry is a chunk;
+    the decrypted payload, or None if the entry was not encrypted. `has_room(size)` is asked before a large entry is
+    decompressed. Raises CorruptEntry, Undecryptable, DecompressionDeferred."""
     index, _, start_at = parse_broker_part(entry)
     header = EntryHeader(*parse_checked_head(entry, start_at))
     if has_room is not None and header.uncompressed_size >= LARGE_BYTES and not has_room(decompressed_bytes(header)):
@@ -448,8 +455,8 @@ def decode_messages(
 
 
 def decompressed_bytes(header: EntryHeader) -> int:
-    """Returns the decompressed size that the entry declares. 0 for each chunk of a message but the last, which counts
-    for all."""
+    """Returns the size in bytes that the entry will have after decompression, as its header declares. For a chunked
+    message the last chunk returns the size of the whole message, and every other chunk 0."""
     metadata = header.metadata
     if (
         header.uncompressed_size
@@ -464,7 +471,8 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages that compaction removed from a batch of which it retained other messages."""
+    """`messages`: messages of one batch. Returns the messages among them that compaction removed while it retained
+    other messages of the batch."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -474,7 +482,8 @@ def compacted_messages(received: ReceivedEntry, messages: Sequence[Message]) -> 
 
 
 def divide_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Distributes the permits of an entry over its messages: one to each, and the rest to the last one."""
+    """Sets how many permits of an entry each of its messages frees when the application receives it: one for each
+    message, and the rest for the last one."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)
@@ -489,8 +498,8 @@ ACK_BYTES = 128 << 10
 
 
 def make_frames(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """Yields the client frames that carry out an effect. `durable` (False for a reader) and `inclusive` decide how a
-    seek is encoded."""
+    """Yields the client frames to send to the broker for an effect of the consumer's core. `durable` (False for a
+    reader) and `inclusive` decide how a seek is encoded."""
     match effect:
         case GrantPermits(messages):
             yield {"permits": messages}
@@ -517,7 +526,8 @@ def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool)
 
 
 def make_acks(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """Returns the acknowledge requests of a group, in order; the broker answers only the last of them."""
+    """Returns the acknowledge requests that send the acknowledgements of `group`, in order; the broker answers only the
+    last of them."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative

@@ -57,7 +57,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionConsumer:
-    """The consumer of one partition: the driver of a ConsumerCore."""
+    """The consumer of one partition: sends and receives for a ConsumerCore, and carries out its effects."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
@@ -117,7 +117,8 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ from any thread
     def on_taken(self, message: Message) -> None:
-        """Fact: the application received the last message of an entry; with ack time-outs: any message."""
+        """Fact: the application received the last message of an entry; with ack time-outs, this is called for every
+        message that the application receives."""
         wake = self.core.permits.count_used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
@@ -132,14 +133,14 @@ class PartitionConsumer:
             raise message.error()
 
     def on_take_interrupted(self) -> None:
-        """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes all that
-        `on_taken` appended."""
+        """Fact: Ctrl-C interrupted `on_taken` at an unknown point. Wakes the event loop, so that it processes
+        everything that `on_taken` had recorded."""
         self._woken = False
         self._wake()
 
     def flush_acks(self) -> None:
-        """Passes all acknowledgements and negative acknowledgements up to now to the core and does its effects, before
-        another message is received. Must be called in the event loop."""
+        """Passes all acknowledgements and negative acknowledgements up to now to the core and carries out the effects,
+        before another message is received. Must be called in the event loop."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -359,7 +360,8 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Does nothing: the acknowledgements of a transaction are sent at the end of the loop's turn."""
+        """Does nothing: exists because a transaction calls this method of its producers and consumers. A consumer sends
+        the acknowledgements of a transaction at the end of the loop's turn anyway."""
 
     def redeliver_unacknowledged(self) -> None:
         """Asks the broker to deliver all unacknowledged messages again. Messages that wait in the receiver queue are
@@ -388,18 +390,20 @@ class PartitionConsumer:
         return found
 
     def resize_queue(self, queue_size: int) -> None:
-        """Sets the size of this partition's receiver queue: its share of the limit for all partitions."""
+        """Changes the size of this partition's receiver queue to `queue_size` messages, the partition's share of the
+        limit for all partitions."""
         self._claim.resize_queue(queue_size)
         self._do(self.core.resize_queue(self._claim.window))
 
     def discard_messages(self) -> None:
-        """Drops the messages that the application has not received, and detaches the consumer from the shared receiver
-        queue, so that its end does not close that queue."""
+        """Drops the messages that the application has not received, and detaches this consumer from the shared receiver
+        queue, so that the queue stays open when this consumer ends."""
         self._drop_waiting()
         self._inbox = ReceiverQueue()
 
     def set_receiver_queue(self, inbox: ReceiverQueue) -> None:
-        """Puts messages into `inbox` from now on, and moves the waiting messages there."""
+        """Makes `inbox` the queue for received messages from now on, and moves the messages that wait in the former
+        queue there."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 
@@ -411,7 +415,8 @@ class PartitionConsumer:
         return {"subscribe": request}
 
     async def open(self) -> None:
-        """Subscribes. Raises a permanent error at once, another error when the operation's deadline passes."""
+        """Subscribes at the broker of the partition. Raises a permanent error at once, and any other error when the
+        operation's deadline passes."""
         self._attachment.open()
         await self.requests.wait_state_changed()
         if self.core.error is not None:
@@ -423,7 +428,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends the consumer at once without informing the broker; waiting acks are not sent."""
+        """Ends the consumer at once without informing the broker; acknowledgements that wait are not sent."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
@@ -451,7 +456,8 @@ class PartitionConsumer:
             self._on_gone(self)
 
     async def close(self) -> None:
-        """Sends the waiting acks and closes the consumer at the broker. Returns when the broker has answered both."""
+        """Sends the acknowledgements that wait, and closes the consumer at the broker. Returns when the broker has
+        answered both."""
         try:
             if self.core.state is PartitionClientState.CONNECTED and not self.requests.unsubscribed:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):

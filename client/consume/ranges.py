@@ -38,7 +38,7 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message that was read by its index."""
+    """A message that was read by `read_range`, with its index in the partition."""
 
     index: int  # dense in its partition, from 0
     message_id: MessageId
@@ -65,12 +65,13 @@ class StoredEntry:
 
     @property
     def end_index(self) -> int:
-        """Returns the index after the last message of the entry. Raises CorruptEntry."""
+        """Returns the index that follows the index of the last message of the entry. Raises CorruptEntry if the entry
+        is damaged."""
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """Returns all messages of the entry, also those outside the range that was read. Raises CorruptEntry if the
-        entry is damaged, CryptoError if it is still encrypted."""
+        """Returns all messages of the entry, including messages outside the range that was read. Raises CorruptEntry if
+        the entry is damaged, CryptoError if it is still encrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
         if header.metadata.encryption_param:
@@ -89,7 +90,8 @@ class StoredEntry:
 
 
 class RangeReader:
-    """Reads entries by ranges of message indexes. Belongs to one event loop, as `connections` does."""
+    """Reads the entries of a partition by a range of message indexes. Belongs to one event loop, as its `connections`
+    do."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
@@ -98,9 +100,9 @@ class RangeReader:
     async def read(
         self, topic: TopicName, first: int, end: int, incarnation: int = 0
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """Yields the entries that contain any of the messages `first` … `end - 1`, in order; ends early where the
-        topic ends. `incarnation`: of the topic; if the topic was deleted and created again since, the read raises
-        TopicNotFound."""
+        """Yields, in order, the entries that contain any of the messages with the indexes `first` … `end - 1`; ends
+        early where the topic ends. `incarnation`: of the topic; if the topic was deleted and created again since,
+        raises TopicNotFound."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
@@ -212,7 +214,8 @@ class Reader(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
-        """Opens all partitions; if `start` names a partition, only that one."""
+        """Makes a reader that is open at all partitions of the topic; if the message id `start` names a partition, only
+        at that one."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partition_count(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -255,17 +258,17 @@ class Reader(ClosedAfterAsyncWith):
         return self._topic.full
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected to their brokers."""
+        """Returns whether the readers of all partitions are connected to their brokers."""
         return self._partitions.are_connected()
 
     @property
     def is_over(self) -> bool:
-        """Whether the reader is closed or has failed: all its partitions are closed."""
+        """Returns whether the reader is closed or has failed, that is, all its partitions are closed."""
         return self._partitions.are_closed()
 
     def on_taken(self, message: Message) -> Message:
-        """Records that the application receives the message: after a reconnect the reader starts after it, and the
-        broker need not retain it. Returns the message."""
+        """Records that the application receives `message`, and returns the message. After a reconnect the reader starts
+        after this message, and the broker need not retain it for the reader."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
         if message.permits:
@@ -274,8 +277,8 @@ class Reader(ClosedAfterAsyncWith):
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """Returns the next message. Raises Timeout if none arrives within `timeout_millis`; None: waits without a
-        limit."""
+        """Waits for the next message and returns it. Raises Timeout if no message arrives within `timeout_millis`
+        milliseconds; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             timeout_to_seconds(timeout_millis)
         message = self.inbox.take_nowait()
@@ -286,14 +289,16 @@ class Reader(ClosedAfterAsyncWith):
         return self.on_taken(message)
 
     async def has_message_available(self) -> bool:
-        """Whether a message follows the last one that was read. Asks the broker if no message waits in the client."""
+        """Returns whether the topic has a message after the last one that was read. Asks the broker if no message waits
+        in the client."""
         if len(self.inbox):
             return True
         found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        """Asks the broker whether a message of the partition of `consumer` follows the last one that was read."""
+        """Asks the broker of one partition whether the partition has a message after the last one that was read, and
+        returns the answer. `consumer`: the consumer of that partition."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -326,11 +331,11 @@ class Reader(ClosedAfterAsyncWith):
                 raise
 
     def abort(self) -> None:
-        """Ends the reader at once."""
+        """Ends the reader at once, without informing the brokers."""
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Closes the reader; messages that wait are dropped."""
+        """Closes the reader; messages that wait in the client are dropped."""
         self._closed = True
         await self._partitions.close()
 

@@ -35,7 +35,7 @@ from .deliveries import make_acks
 
 
 class ReceiverQueue:
-    """The received messages of one consumer that wait for the application."""
+    """The queue of received messages of one consumer, which wait in the client until the application receives them."""
 
     def __init__(self) -> None:
         self._fill(deque())
@@ -83,23 +83,23 @@ class ReceiverQueue:
         return message
 
     def peek(self) -> Message | None:
-        """Returns the message that `take_nowait` would return now; None if the queue is empty. Another receiver may
-        take it first."""
+        """Returns the message at the front of the queue without removing it; None if the queue is empty. Another
+        receiver may remove this message before the caller does."""
         try:
             return self.messages[0]
         except IndexError:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Puts messages back to the front that were removed but did not reach the application. Their permits are not
-        counted a second time."""
+        """Puts messages back to the front of the queue: they were removed, but did not reach the application. Their
+        permits are not counted a second time."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
         self.put(())
 
     def close(self, error: PulsarException) -> None:
-        """Ends the queue: every receiver that waits, now or later, gets `error`."""
+        """Ends the queue: `error` is raised in every receiver that waits now, or that waits later."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -112,7 +112,8 @@ class ReceiverQueue:
         return self._error is not None
 
     def call_at_end(self, call: Callable[[], object]) -> None:
-        """Registers `call`, to be called once when the queue ends; calls it at once if the queue has ended."""
+        """Registers the function `call`, which is called once when the queue ends; calls it at once if the queue has
+        ended already."""
         if self._error is not None:
             call()
         else:
@@ -130,8 +131,8 @@ class ReceiverQueue:
             raise type(self._error)(self._error.message) from self._error
 
     async def take_message(self, timeout_s: float | None) -> Message:
-        """Waits for a message, removes and returns it. Must be called in the event loop. Raises Timeout if none
-        arrives within `timeout_s`."""
+        """Waits for a message, removes it from the queue and returns it. Must be called in the event loop. Raises
+        Timeout if none arrives within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -145,8 +146,8 @@ class ReceiverQueue:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
     async def wait_message(self, timeout_s: float | None) -> None:
-        """Waits until there is a message. Must be called in the event loop. Raises Timeout if none arrives within
-        `timeout_s`."""
+        """Waits until the queue contains a message, and does not remove it. Must be called in the event loop. Raises
+        Timeout if none arrives within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:
@@ -168,8 +169,9 @@ class ReceiverQueue:
             raise
 
     def call_when_filled(self, wake: Callable[[], object]) -> None:
-        """Registers `wake`, to be called once when there may be a message. The caller must check the queue again after
-        this call. Raises the error with which the queue ended; `stop_waiting` must be called even then."""
+        """Registers the function `wake`, which is called once when the queue may contain a message. The caller must
+        check the queue again after this call. Raises the error with which the queue ended; `stop_waiting` must be
+        called even then."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
@@ -193,8 +195,8 @@ class ReceiverQueue:
         return dropped
 
     def stop_waiting(self, wake: Callable[[], object]) -> None:
-        """Removes `wake`, which `call_when_filled` registered. If `wake` was called already, the next waiter is woken
-        in its place."""
+        """Removes the function `wake` that `call_when_filled` registered. If `wake` was called already, the next
+        registered function is called in its place, so that no message stays unnoticed."""
         if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
 
@@ -234,7 +236,8 @@ DEFAULT_BYTES = 10 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBatchReceivePolicy:
-    """The limits of `batch_receive`, which returns when one of them is reached; 0 or -1: no such limit."""
+    """The limits of `batch_receive`, which returns when one of the limits is reached. A limit of 0 or -1 means that
+    there is no such limit."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BYTES
@@ -248,24 +251,24 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """Returns the policy itself; exists because Pulsar's client has two such classes."""
+        """Returns this policy object; exists because Pulsar's client has two such classes and converts between them."""
         return self
 
     def getMaxNumMessages(self) -> int:
-        """Returns `max_num_message`."""
+        """Returns the limit of messages in a batch: `max_num_message` under its name in Pulsar's C++ client."""
         return self.max_num_message
 
     def getMaxNumBytes(self) -> int:
-        """Returns `max_num_bytes`."""
+        """Returns the limit of bytes in a batch: `max_num_bytes` under its name in Pulsar's C++ client."""
         return self.max_num_bytes
 
     def getTimeoutMs(self) -> int:
-        """Returns `timeout_ms`."""
+        """Returns the time-out of a batch in ms: `timeout_ms` under its name in Pulsar's C++ client."""
         return self.timeout_ms
 
     @property
     def bytes_max(self) -> int:
-        """Returns the limit in bytes; 0: none."""
+        """Returns the limit of a batch in bytes; 0: there is no such limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
@@ -280,8 +283,8 @@ class BatchReceivePolicy(ConsumerBatchReceivePolicy):
 async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
-    """Receives a batch within the limits of `policy`; it is empty if no message arrives in time. Must be called in the
-    event loop. `now`: a monotonic clock, in seconds."""
+    """Waits for messages and returns a batch within the limits of `policy`; the batch is empty if no message arrives in
+    time. Must be called in the event loop. `now`: a monotonic clock, in seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -322,7 +325,8 @@ async def fetch_writer_schemas(inbox: ReceiverQueue, *messages: Message) -> None
 
 
 class BatchReceiver:
-    """Receives a batch for a caller in another thread. If Ctrl-C interrupted that caller, the batch is put back."""
+    """Receives a batch of messages for a caller in another thread. If Ctrl-C interrupts that caller, the batch is put
+    back into the queue."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -337,8 +341,8 @@ class BatchReceiver:
         return self._messages
 
     def put_back(self) -> None:
-        """Puts the batch back into the queue, now or as soon as it is received, so that others receive its messages.
-        Must be called in the event loop."""
+        """Puts the received batch back into the queue, now or as soon as it is received, so that other receivers get
+        its messages. Must be called in the event loop."""
         self._unwanted = True
         messages, self._messages = self._messages, []
         if messages:
@@ -353,7 +357,8 @@ class BatchReceiver:
 
 
 class ConsumerRequests:
-    """The requests of one consumer to its broker: each is sent again if the connection breaks, and answered once."""
+    """The requests of one consumer to its broker. Each request is sent again if the connection breaks, and its caller
+    gets one answer."""
 
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
@@ -376,13 +381,13 @@ class ConsumerRequests:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """Moves the subscription to `to`; returns when this is done. Messages delivered before are dropped; later ones
-        come from the new position."""
+        """Moves the subscription to `to` and returns when the broker has done this. Messages that were delivered before
+        are dropped; later messages come from the new position."""
         self.discard_acks()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
     def discard_acks(self) -> None:
-        """Drops acknowledgements that are not sent yet, because the subscription is moved and their messages are
+        """Drops the acknowledgements that are not sent yet, because the subscription is moved and their messages are
         delivered again."""
         self._acks.clear()
         self._core.discard_acks()
@@ -405,8 +410,8 @@ class ConsumerRequests:
         self.unsubscribed = True
 
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
-        """Acknowledges messages; returns when this survives a crash of all processes. Raises OperationNotSupported if
-        a cumulative acknowledgement would cover a part of a chunked message."""
+        """Acknowledges messages and returns when the acknowledgement survives a crash of all processes. Raises
+        OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message."""
         every = [each for one in which for each in self._acks.with_other_chunks(one)]
         for each in every if cumulative else ():
             place = ack_coordinates_of(each)[0]
@@ -425,7 +430,7 @@ class ConsumerRequests:
             await self._ask(request)
 
     async def send_last_acks(self) -> None:
-        """Sends all waiting acks; returns when they are durable."""
+        """Sends all acknowledgements that wait; returns when they are durable."""
         self._acks.flush()
         request_id, effects = self._core.take_last_acks()
         if request_id:
@@ -456,7 +461,7 @@ class ConsumerRequests:
         return answer
 
     def register_callback(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """Registers `told`, which is called with the outcome of a request that the caller itself sends."""
+        """Registers the function `told`, which is called with the outcome of a request that the caller itself sends."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:

@@ -63,8 +63,8 @@ class TableView(ClosedAfterAsyncWith):
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
-        """Opens a view over `reader`. Returns when the table contains everything that was stored at the time of the
-        call."""
+        """Makes a table view that is filled by `reader`. Returns when the table contains everything that the topic had
+        stored at the time of the call."""
         view = cls(reader)
         view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
         reader.on_connected, reader.on_anew = view._connected, view._made_anew
@@ -83,17 +83,17 @@ class TableView(ClosedAfterAsyncWith):
 
     @property
     def partitions(self) -> list[PartitionConsumer]:
-        """Returns the consumers that read the partitions."""
+        """Returns the PartitionConsumers that read the partitions of the topic."""
         return self._reader.partitions
 
     @property
     def is_over(self) -> bool:
-        """Whether the view is closed or has failed."""
+        """Returns whether the view is closed or has failed."""
         return self._reader.is_over
 
     @property
     def inbox(self) -> ReceiverQueue:
-        """Returns the queue of messages that are received and not yet in the table."""
+        """Returns the queue of received messages that are not in the table yet."""
         return self._reader.inbox
 
     # ------------------------------------------------------------------------------ reading
@@ -118,11 +118,11 @@ class TableView(ClosedAfterAsyncWith):
         return iter(list(self._values))
 
     def keys(self) -> KeysView[str]:
-        """Returns a copy of the keys."""
+        """Returns a copy of the keys that the table has now."""
         return dict(self._values).keys()
 
     def values(self) -> ValuesView[Any]:
-        """Returns a copy of the values."""
+        """Returns a copy of the values that the table has now."""
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
@@ -130,13 +130,14 @@ class TableView(ClosedAfterAsyncWith):
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback(key, value)` for each present key, before `for_each` returns. If `callback` is a coroutine
-        function, its coroutines run one after the other; the returned future ends with the last."""
+        """Calls `callback(key, value)` for each key that the table has now, before `for_each` returns. If `callback` is
+        a coroutine function, its coroutines run one after the other; the returned future ends with the last."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """Calls `callback` as `for_each` does, and then for each change. For a deleted key the value is empty, as in
-        Pulsar: what the schema decodes from no bytes, b"" or ""; None if the schema cannot decode them."""
+        """Calls `callback(key, value)` for each key that the table has now, and then for each change. For a deleted key
+        the value is empty, as in Pulsar: the value that the schema decodes from no bytes, b"" or ""; None if the schema
+        cannot decode them."""
         now = self.items()
         check_parameter("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
@@ -270,19 +271,19 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        """Ends the view at once."""
+        """Ends the table view at once."""
         self._tasks.cancel()
         self._reader.abort()
 
     async def close(self) -> None:
-        """Closes the view: it is no longer kept up to date. Its values stay readable."""
+        """Closes the table view: the table is no longer kept up to date, and its values stay readable."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task
         await self._tasks.close()
 
     def is_connected(self) -> bool:
-        """Whether all partitions are connected to their brokers."""
+        """Returns whether the readers of all partitions are connected to their brokers."""
         return self._reader.is_connected()
 
 

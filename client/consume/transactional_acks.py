@@ -85,9 +85,9 @@ class TransactionalAcks:
         self, txn: TransactionPort, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """Acknowledges messages in the transaction `txn`. `waiter` gets the outcome. Before anything is sent, raises
-        OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and what
-        `TransactionPort.begin_operation` raises."""
+        """Acknowledges messages in the transaction `txn`. The future `waiter` gets the outcome. Before anything is
+        sent, raises OperationNotSupported if a cumulative acknowledgement would cover a part of a chunked message, and
+        the errors of `TransactionPort.begin_operation`."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.with_other_chunks(one)]
         for each in every if cumulative else ():

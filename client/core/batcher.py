@@ -44,7 +44,8 @@ ITEM_OVERHEAD = 8
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """The fields of one message that a producer sets beyond its payload. Times are ms since the epoch."""
+    """A message that a producer sends: the payload and the other fields that the program may set. Times are ms since
+    the epoch."""
 
     payload: bytes
     properties: dict[str, str] = field(default_factory=dict)
@@ -63,7 +64,8 @@ class OutgoingMessage:
 
     @property
     def needs_own_entry(self) -> bool:
-        """Whether the message needs an entry of its own, because it sets fields that belong to a whole entry."""
+        """Returns whether the message cannot share an entry with others, because it sets fields that apply to a whole
+        entry."""
         return self.deliver_at is not None or bool(self.replicate_to)
 
 
@@ -106,7 +108,8 @@ class OutgoingBatch:
 
 
 class Batcher:
-    """The batcher of one partition: collects messages into batches. See the head of the module."""
+    """Collects the messages for one partition into batches, of which each becomes one entry. See the head of the
+    module."""
 
     def __init__(
         self, next_sequence_id: int, *, messages_max: int = 1000, bytes_max: int = 131072,
@@ -127,14 +130,14 @@ class Batcher:
         self._txn: TransactionPort | None = None  # of what is open
 
     def set_first_sequence_id(self, last: int, next_sequence_id: int) -> None:
-        """Sets the first sequence id, after the broker answered that `last` is the highest id that it knows of this
-        producer. Must be called before anything is added."""
+        """Sets the sequence id of the first message. `last`: the highest id that the broker knows of this producer.
+        Must be called before any message is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
     def allow_ids_again(self, first: int) -> None:
-        """Allows messages to name the sequence ids from `first` on again, because the outcome of the earlier messages
-        with these ids is unknown. Does nothing while messages wait in the batcher."""
+        """Allows messages to use the sequence ids from `first` on a second time, because the outcome of the earlier
+        messages with these ids is unknown. Does nothing while messages wait in the batcher."""
         if not self.ready and not self.open_message_count:
             self._given = min(self._given, first - 1)
 
@@ -217,8 +220,8 @@ class Batcher:
         return len(self.ready) > 0
 
     def close(self) -> bool:
-        """Moves all open batches to `ready`, in the order of their first messages. Returns whether `ready` contains a
-        batch."""
+        """Closes all open batches: moves them to `ready`, in the order of their first messages. Returns whether `ready`
+        contains a batch."""
         if self._open is not None:
             self.ready.append(self._open)
             self._open = None
@@ -293,8 +296,8 @@ class Batcher:
         batch.highest = sequence_id
 
     def check(self) -> None:
-        """Checks that sequence ids of waiting batches rise, no batch is empty or above its bounds, and none exceeds the
-        next id."""
+        """Raises AssertionError unless the sequence ids of waiting batches rise, no batch is empty or above its bounds,
+        and no id exceeds the next one to assign."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
             assert batch.message_count > 0, "no batch is empty"
@@ -337,7 +340,8 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 def make_entry_metadata(
     batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
-    """Returns the metadata of the batch's entry; if the message travels unbatched, with all fields of that message."""
+    """Returns the metadata of the entry that a batch becomes. If the batch is a single message that is sent unbatched,
+    the metadata contains all fields of that message."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
@@ -360,7 +364,8 @@ def encode_batch_entry(
     batch: OutgoingBatch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
     schema_version: bytes = b"",
 ) -> bytes:  # fmt: skip
-    """Returns the client-part of the batch's entry."""
+    """Encodes a batch as an entry. Returns the client-part of the entry: its metadata and payload, as the client sends
+    them."""
     metadata = make_entry_metadata(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         if compression or encrypt is not None:

@@ -76,8 +76,8 @@ GIVEN_BACK_MAX = 10_000
 def encode_chunks(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
-    """Encodes a message. Returns its client-parts: one if the message fits into an entry, else one per chunk, in
-    order. Raises MessageTooLarge."""
+    """Encodes a message as one entry, or as several chunks if it is too large. Returns the client-parts of these
+    entries, in order. Raises MessageTooLarge."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
@@ -111,7 +111,7 @@ def encode_chunks(
 
 
 class PartialMessage:
-    """A chunked message of which some chunks have arrived."""
+    """A chunked message that is being assembled: some of its chunks have arrived."""
 
     __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
 
@@ -126,13 +126,14 @@ class PartialMessage:
 
     @property
     def payload(self) -> bytes:
-        """Returns the joined chunks: the payload as the producer sent it, compressed if the producer compressed it."""
+        """Returns the chunks joined: the payload as the producer sent it, still compressed if the producer compressed
+        it."""
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
 class ChunkOutcome(NamedTuple):
-    """What follows from an arrived entry: the message that it completes, if any; the entries to acknowledge
-    (`dropped`), to have redelivered later (`given_back`), and to ask the broker for now (`wanted`)."""
+    """The result of adding an entry to the ChunkAssembler: the message that the entry completes, if any; the entries to
+    acknowledge (`dropped`), to have redelivered later (`given_back`), and to request from the broker now (`wanted`)."""
 
     complete: PartialMessage | None
     dropped: list[Position]
@@ -141,7 +142,8 @@ class ChunkOutcome(NamedTuple):
 
 
 class ChunkAssembler:
-    """Assembles the chunked messages of one partition; tracks those that are not complete or not acknowledged."""
+    """Assembles the chunked messages of one partition from their chunks, and tracks the messages that are not complete
+    or not acknowledged."""
 
     __slots__ = (
         "_given_back",
@@ -181,8 +183,8 @@ class ChunkAssembler:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """Adds the chunk in the entry at `place`. Raises CorruptEntry if its fields contradict each other, or those of
-        earlier chunks of the message."""
+        """Adds the chunk in the entry at `place` to its message. Raises CorruptEntry if the fields of the chunk
+        contradict each other, or those of earlier chunks of the message."""
         _check(metadata, len(body))
         begun = self.incomplete.get(metadata.uuid)
         if begun is None:
@@ -196,8 +198,8 @@ class ChunkAssembler:
         return self._add_chunk(begun, metadata, place, body, now, entry)
 
     def on_unrelated_entry(self, producer: str, place: Position) -> list[Position]:
-        """Fact: an entry of `producer` arrived that continues none of its incomplete messages. If entries arrive in
-        log order, drops these messages and returns the positions of their chunks."""
+        """Fact: an entry of `producer` arrived that is not the next chunk of any incomplete message of this producer.
+        If entries arrive in log order, drops these incomplete messages and returns the positions of their chunks."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -217,8 +219,8 @@ class ChunkAssembler:
         return outcome._replace(wanted=wanted)
 
     def take_chunk_positions(self, last: Position) -> tuple[Position, ...]:
-        """Returns the positions of all chunks of the complete message whose last chunk is at `last`, and stops
-        tracking the message; empty if no such message is tracked."""
+        """Returns the positions of all chunks of the complete message whose last chunk is at `last`, and stops tracking
+        the message. The result is empty if no such message is tracked."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
@@ -227,8 +229,8 @@ class ChunkAssembler:
             del self._whole[last]
 
     def on_redelivery_asked(self, last: Position) -> tuple[Position, ...]:
-        """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking it. Returns
-        the positions of all its chunks; empty if it is not tracked."""
+        """Fact: the complete message whose last chunk is at `last` will be delivered again. Stops tracking the message
+        and returns the positions of all its chunks; an empty result if the message is not tracked."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -236,7 +238,7 @@ class ChunkAssembler:
         return self.take_chunk_positions(last)
 
     def clear(self) -> None:
-        """Removes all messages: their chunks will be delivered again, in order."""
+        """Removes all messages, because their chunks will be delivered again, in order."""
         self.incomplete.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -245,8 +247,8 @@ class ChunkAssembler:
 
     # ------------------------------------------------------------------ questions
     def redelivery_asked_count(self, uuid: str) -> int:
-        """Returns how often chunks of the message were given back for lack of room, or because its first chunk was
-        missing."""
+        """Returns how often chunks of the message with this uuid were given back to the broker for lack of room, or
+        because the first chunk was missing."""
         return self._given_back.get(uuid, 0)
 
     def incomplete_positions(self) -> list[Position]:
@@ -254,13 +256,13 @@ class ChunkAssembler:
         return [place for begun in self.incomplete.values() for place in begun.places]
 
     def first_position(self) -> Position | None:
-        """Returns the lowest position of a chunk of any message that is incomplete or not acknowledged; None if there
-        is none."""
+        """Returns the lowest position among the chunks of all messages that are incomplete or not acknowledged; None if
+        there is no such message."""
         return min((min(begun.places) for begun in (*self.incomplete.values(), *self._whole.values())), default=None)
 
     def cumulative_ack_limit(self, place: Position) -> Position:
-        """Returns the highest position that a cumulative ack at `place` may cover: before the first chunk of each
-        message that is incomplete, or ends after `place`."""
+        """Returns the highest position that a cumulative acknowledgement at `place` may cover: `place` itself, or the
+        position before the first chunk of a message that is incomplete or ends after `place`."""
         firsts = [min(begun.places) for begun in self.incomplete.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)
@@ -354,7 +356,7 @@ class ChunkAssembler:
         self.expect_redelivery(uuid)
 
     def expect_redelivery(self, uuid: str) -> None:
-        """Records that a chunk of the message arrived and was not stored here; the broker will deliver it again."""
+        """Records that a chunk of the message arrived and was not kept: the broker will deliver it again."""
         self._remember(self._given_back, uuid, self.redelivery_asked_count(uuid))
 
     def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
@@ -384,7 +386,7 @@ def _check(metadata: MessageMetadata, size: int) -> None:
 
 
 class PendingEntries:
-    """The entries of one producer that have no outcome yet."""
+    """The entries of one producer that have no outcome yet: first those that are sent, then those that are not sent."""
 
     __slots__ = ("credit", "sent", "unsent")
 
@@ -405,8 +407,8 @@ class PendingEntries:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: OutgoingBatch, entries: Sequence[bytes], now: float) -> None:
-        """Adds a batch as unsent. `entries`: its encoded entries; if there are several, they are the chunks of its
-        message."""
+        """Adds the entries of a batch as unsent. `entries`: the encoded entries; if there are several, they are the
+        chunks of one message."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
@@ -418,8 +420,8 @@ class PendingEntries:
         self.unsent.append(batch)
 
     def send_next(self) -> OutgoingBatch:
-        """Moves the oldest unsent entry to the sent ones, deducts its cost from the credit, and returns it. There must
-        be an unsent entry, and credit above zero."""
+        """Marks the oldest unsent entry as sent, deducts its cost from the credit, and returns the entry. The caller
+        must make sure that there is an unsent entry, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1
@@ -427,22 +429,22 @@ class PendingEntries:
         return batch
 
     def on_disconnected(self) -> None:
-        """Fact: the connection is lost. All entries become unsent: they are published again, in order, over the next
+        """Fact: the connection is lost. Marks all entries as unsent: they are published again, in order, over the next
         connection."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
     def replace_schema_version(self, before: bytes, now: bytes) -> None:
-        """Replaces the schema version `before` by `now` in all entries, because the topic was created again. Must be
-        called before anything is sent over the new connection."""
+        """Replaces the schema version `before` in all entries by the version `now`, because the topic was created
+        again. Must be called before anything is sent over the new connection."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def take_oldest_message(self) -> list[OutgoingBatch]:
-        """Removes and returns the oldest entry together with the other chunks of its message."""
+        """Removes and returns the oldest entry, together with the other chunks of its message if it is a chunk."""
         popped: list[OutgoingBatch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
@@ -465,8 +467,8 @@ def encode_entries(
     batch: OutgoingBatch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several chunks only if
-    `chunks_of`, the uuid of the message, is given. Does not raise MessageTooLarge, CryptoError or InvalidContent:
+    """Returns the encoded entries of a batch, each of at most `bytes_max` bytes. Returns several entries (chunks) only
+    if `chunks_of`, the uuid of the message, is given. Does not raise MessageTooLarge, CryptoError or InvalidContent:
     returns the error instead."""
     if batch.entry:
         return [batch.entry]
@@ -497,8 +499,8 @@ def make_invalid_content(cause: Exception) -> InvalidContent:
 
 
 def make_indefinite_error(error: MagnetarError) -> MagnetarError:
-    """Returns `error` for an entry that was published before, changed to not definite: an earlier publish may have
-    stored the entry."""
+    """Returns a copy of `error` that says that the outcome is unknown. For an entry that was published more than once:
+    an earlier publish may have stored it."""
     if not error.definite:
         return error
     changed = type(error)(error.message)
@@ -507,7 +509,8 @@ def make_indefinite_error(error: MagnetarError) -> MagnetarError:
 
 
 def make_unbatched(callback: Callback, txn: TransactionPort | None, payload_bytes: int = 0) -> OutgoingBatch:
-    """Makes a batch for a message that never reached the batcher, so that the message can get its outcome."""
+    """Makes a batch for one message that never reached the batcher, so that the outcome can be reported for this
+    message, too."""
     batch = OutgoingBatch(-1)
     batch.payload_bytes = payload_bytes
     batch.txn = txn

@@ -82,8 +82,8 @@ from .redelivery import (
 
 
 class WithheldEntries:
-    """The entries of one consumer that are withheld from the application because they cannot be decrypted, with the
-    permits that each occupies."""
+    """The entries that a consumer withholds from the application because it cannot decrypt them, and the number of
+    permits that each entry uses."""
 
     __slots__ = ("permits",)
 
@@ -97,7 +97,8 @@ class WithheldEntries:
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def on_redelivery_asked(self, places: Iterable[Position]) -> int:
-        """Fact: the broker is asked to deliver these entries again. Returns the number of permits that this frees."""
+        """Fact: the broker is asked to deliver the entries `places` again. Removes them and returns the number of
+        permits that this frees."""
         freed = 0
         for place in places:
             if place in self.permits:
@@ -106,18 +107,19 @@ class WithheldEntries:
         return freed
 
     def release(self, place: Position) -> int:
-        """Removes the entry at `place`, which is decrypted or acknowledged now. Returns the number of permits that
+        """Removes the entry at `place`, because it is decrypted or acknowledged now. Returns the number of permits that
         this frees."""
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:
-        """Removes all entries, which will be delivered again; returns the number of permits that this frees."""
+        """Removes all entries, because they will be delivered again. Returns the number of permits that this frees."""
         freed = sum(self.permits.values())
         self.permits.clear()
         return freed
 
     def ack_limit(self, place: Position) -> Position:
-        """Returns the highest position that a cumulative ack at `place` may cover: before the first withheld entry."""
+        """Returns the highest position that a cumulative acknowledgement at `place` may cover: `place` itself, or the
+        position before the first withheld entry."""
         first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)
 
@@ -130,7 +132,8 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 
 class ConsumerCore:
-    """The core of one partition's consumer. See the head of the module."""
+    """The core of one partition's consumer: decides which acknowledgements, permits and requests are sent to the
+    broker, and when. See the head of the module."""
 
     def __init__(
         self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
@@ -173,8 +176,8 @@ class ConsumerCore:
         return ReaderPosition(self.last_taken, self._begun)
 
     def clear_reader_position(self) -> None:
-        """Clears the position at which a reader continues: its topic was created again, and the reader has read
-        nothing of the new one."""
+        """Clears the position at which a reader continues, because its topic was deleted and created again, and the
+        reader has read nothing of the new topic."""
         self.last_taken = self._begun = None
 
     def on_opened(self) -> list[ConsumerEffect]:
@@ -196,7 +199,8 @@ class ConsumerCore:
         return effects
 
     def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
-        """Fact: the connection broke, the broker closed the consumer, or an attempt to open it again failed."""
+        """Fact: the connection broke, the broker closed the consumer, or an attempt to open the consumer again failed;
+        `error` says why. Returns the effects, such as Connect after a pause."""
         if self.state is PartitionClientState.CLOSED:
             return []
         alone = self._options.ends_with_topic
@@ -219,14 +223,15 @@ class ConsumerCore:
         return effects
 
     def discard_delivered(self) -> None:
-        """Drops the state of all entries that were delivered and not acknowledged: they will be delivered again, so no
-        ack time-out runs for them, and no chunked message is incomplete."""
+        """Clears the state of all entries that were delivered and not acknowledged, because they will be delivered
+        again: no ack time-out runs for them, and no chunked message is incomplete any more."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
 
     def forget_repeats(self) -> None:
-        """Fact: what is delivered again from now on is to be shown again."""
+        """Fact: unacknowledged messages will be delivered again, and the application must get them again. Repeated
+        messages are not filtered out any more."""
         if self.repeats is not None:
             self.repeats.forget()
 
@@ -244,8 +249,8 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what comes
     def on_dropped(self, permits: int) -> list[ConsumerEffect]:
-        """Fact: entries for which the broker charged `permits` do not reach the application. Counts these permits as
-        used; returns the effects that grant new ones."""
+        """Fact: the client dropped entries before they reached the application; the broker charged `permits` for them.
+        Counts these permits as used; returns the effects that grant new ones."""
         self.permits.count_used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
@@ -256,15 +261,15 @@ class ConsumerCore:
         return self.on_dropped(0)
 
     def is_dead_letter(self, redelivery_count: int) -> bool:
-        """Whether an entry with this redelivery count is a dead letter: the count exceeds what the dead-letter policy
-        allows."""
+        """Returns whether an entry that was redelivered `redelivery_count` times must be moved to the dead-letter
+        topic: the count exceeds the limit of the dead-letter policy."""
         return self._options.redeliveries_max is not None and redelivery_count > self._options.redeliveries_max
 
     def add_chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> PartialMessage | None:
-        """Adds the chunk in the entry at `place`. Returns the message if the chunk completes it, else None. Raises
-        CorruptEntry."""
+        """Adds the chunk in the entry at `place` to its message. Returns the message if the chunk completes it, else
+        None. Raises CorruptEntry if the chunk does not fit its message."""
         self.has_new_times = True
         if not self.chunks.incomplete:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
@@ -277,8 +282,8 @@ class ConsumerCore:
     def withhold_entry(
         self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float
     ) -> None:
-        """Withholds from the application the entry at `place`, which cannot be decrypted, and starts its ack time-out.
-        If the entry is a chunk, the other chunks of its message are kept."""
+        """Records that the entry at `place` cannot be decrypted and is withheld from the application, and starts its
+        ack time-out. If the entry is a chunk, the other chunks of its message are kept."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.track(place, now, longer_s)
@@ -292,7 +297,8 @@ class ConsumerCore:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """Fact: the entry at `place` is decrypted or acknowledged. If it was withheld, frees its permits."""
+        """Fact: the entry at `place` is decrypted or acknowledged. If the entry was withheld from the application,
+        frees its permits."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -300,8 +306,8 @@ class ConsumerCore:
             self.permits.count_used(permits, self.permits.stream)
 
     def on_unchunked_entry(self, producer: str, place: Position, now: float) -> None:
-        """Fact: an entry of `producer` arrived that is not a chunk. Incomplete messages of that producer that will
-        never be completed are dropped."""
+        """Fact: an entry of `producer` arrived that is not a chunk. Drops the incomplete chunked messages of this
+        producer that can never be completed."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.on_unrelated_entry(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
@@ -321,8 +327,8 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what the application does
     def track(self, place: Position, now: float, longer_s: float) -> None:
-        """Starts the ack time-out of the entry at `place`, of which the application received a message. `longer_s` is
-        added to the time-out."""
+        """Starts the ack time-out of the entry at `place`, because the application received a message of it.
+        `longer_s`: seconds that are added to the time-out."""
         if self._options.ack_timeout_s:
             self._unacked.track(place, now, longer_s)
 
@@ -353,8 +359,9 @@ class ConsumerCore:
             self._nacks.discard(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges all messages up to `index` of the entry at `place`. Stops before the first entry that cannot be
-        decrypted, and before the first chunk of a message that is incomplete or ends after `place`."""
+        """Acknowledges all messages up to the message with batch index `index` in the entry at `place`. Stops before
+        the first entry that cannot be decrypted, and before the first chunk of a message that is incomplete or ends
+        after `place`."""
         floor = self._floor(place)
         self.chunks.on_acknowledged_up_to(floor)
         if floor != place:
@@ -369,8 +376,8 @@ class ConsumerCore:
         self._unacked.discard_up_to(place)
 
     def try_cumulative_ack(self, place: Position) -> bool:
-        """Whether a cumulative ack may cover the entry at `place`. If so, chunked messages up to it count as
-        acknowledged."""
+        """Returns whether a cumulative acknowledgement may cover the whole entry at `place`. If so, records that
+        chunked messages up to this entry are acknowledged."""
         covered = self._floor(place) == place
         if covered:
             self.chunks.on_acknowledged_up_to(place)
@@ -380,13 +387,13 @@ class ConsumerCore:
         return self._withheld.ack_limit(self.chunks.cumulative_ack_limit(place))
 
     def on_acknowledged_elsewhere(self, place: Position) -> None:
-        """Fact: a separate request acknowledges the entry at `place`. Stops the entry's ack time-out."""
+        """Fact: a separate request acknowledges the entry at `place`. Stops the ack time-out of this entry."""
         self._unacked.discard(place)
 
     def negative_acknowledge(self, place: Position, redeliveries: int, now: float) -> None:
-        """Negatively acknowledges the entry at `place`: the broker is asked for it again after the delay for its
-        redelivery count. With `redelivery_order` "key" the broker applies the delay, and is asked in the next
-        `take_effects` (`_fail`)."""
+        """Acknowledges the entry at `place` negatively: requests its redelivery after the delay for its redelivery
+        count. With `redelivery_order` "key" the broker applies the delay, and the next `take_effects` requests the
+        redelivery at once."""
         if self._pieces.watched:
             self._pieces.discard(place)
         if self._options.failure_blocks:
@@ -425,7 +432,8 @@ class ConsumerCore:
             self.moving_bits.pop(place, None)
 
     def failed_positions(self) -> list[Position]:
-        """Returns the failed entries that the broker may not have taken back yet."""
+        """Returns the positions of negatively acknowledged entries for which the broker has not confirmed yet that it
+        will deliver them again."""
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
@@ -433,9 +441,9 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """Asks the broker for everything that was delivered and not acknowledged. `untouched`: the entries of which
-        the application has seen nothing, whose redelivery is not counted. `in_order`: deliveries in flight, which the
-        broker will repeat, are discarded as well (`restart_request`)."""
+        """Asks the broker to deliver again all entries that were delivered and not acknowledged. `untouched`: the
+        entries of which the application has seen nothing; their redelivery is not counted. `in_order`: deliveries in
+        flight, which the broker will repeat, are discarded as well (`restart_request`)."""
         effects: list[ConsumerEffect] = []
         self.forget_repeats()
         if self.state is PartitionClientState.CONNECTED:
@@ -452,8 +460,8 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ time
     def take_effects(self, now: float) -> list[ConsumerEffect]:
-        """Returns the effects that earlier facts and intents made due, and starts the timers for later ones. The
-        driver must call it after facts and intents."""
+        """Returns the effects that are due because of earlier facts and intents, and starts the timers for later
+        effects. The driver must call this after each fact or intent."""
         effects: list[ConsumerEffect] = []
         if self.failed:
             self._fail(effects)
@@ -468,7 +476,7 @@ class ConsumerCore:
 
     @property
     def next_timer_at(self) -> float | None:
-        """Returns the time at which `run_timers` must be called; None: no timer runs."""
+        """Returns the time at which the driver must call `run_timers`; None if no timer runs."""
         due = inf
         for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:
@@ -522,30 +530,33 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ requests
     def register_request(self) -> int:
-        """Registers a new request to the broker and returns its number. The consumer must be connected."""
+        """Registers a new request to the broker and returns its number, by which the broker answers. The consumer must
+        be connected."""
         self._last_request += 1
         self._requests.add(self._last_request)
         return self._last_request
 
     def discard_acks(self) -> None:
-        """Drops the acks that are not sent yet, because a seek was requested: the broker must not apply them
-        after it."""
+        """Drops the acknowledgements that are not sent yet, because a seek was requested: the broker must not apply
+        them after the seek."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Begins a seek to the position or time `to`. Replaces an earlier seek that is in flight."""
+        """Begins to move the subscription to the position or time `to`, and returns the effect that asks the broker.
+        Replaces an earlier seek that is in flight."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
     def send_last_acks(self) -> list[ConsumerEffect]:
-        """Fact: the broker has closed the consumer, because the topic moves, and waits for what is acknowledged."""
+        """Fact: the broker closes the consumer, because the topic moves, and waits for the last acknowledgements.
+        Returns the effects that send them."""
         effects: list[ConsumerEffect] = []
         self._send_acks(effects)
         return effects
 
     def take_last_acks(self) -> tuple[int, list[ConsumerEffect]]:
-        """Returns the effects that send all waiting acks, and the number of the request that is answered when they are
-        durable; 0 if no acks wait."""
+        """Returns two things: the number of the request with which all waiting acknowledgements are sent, which is
+        answered when they are durable (0 if none wait), and the effects that send them."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending_messages or self.state is not PartitionClientState.CONNECTED:
             return 0, effects

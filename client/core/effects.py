@@ -32,17 +32,17 @@ from .redelivery import AckGroup, EntrySets
 
 # ------------------------------------------------------------------------------ both
 class Disconnect(NamedTuple):
-    """Effect: abandon the connection to the broker."""
+    """Effect: give up the connection to the broker without waiting for answers."""
 
 
 class Connect(NamedTuple):
-    """Effect: open the producer or consumer at its broker, after `after_s` seconds."""
+    """Effect: open the producer or consumer at its broker after `after_s` seconds."""
 
     after_s: float
 
 
 class EndWithError(NamedTuple):
-    """Effect: end the producer or consumer for good with `error`."""
+    """Effect: end the producer or consumer for good; its callers get `error`."""
 
     error: MagnetarError
     topic_is_gone: bool = False
@@ -50,7 +50,7 @@ class EndWithError(NamedTuple):
 
 # ------------------------------------------------------------------------------ the producer's
 class ProducerOptions(NamedTuple):
-    """The options of a producer's core."""
+    """The options of a ProducerCore: limits of batches, time-outs, compression, encryption."""
 
     initial_sequence_id: int | None = None
     batching: bool = False
@@ -65,8 +65,9 @@ class ProducerOptions(NamedTuple):
 
 
 class AddResult(Enum):
-    """The result of adding a message: the reason why it is refused, or WAKE: the message was added, and the driver must
-    call `publish_ready` soon. None instead: the message was added and waits with others."""
+    """The result of adding a message to a producer's core: the reason why the message is refused, or WAKE: the message
+    was added, and the driver must call `publish_ready` soon. `add` returns None instead if the message was added and
+    the driver need not do anything."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -78,14 +79,14 @@ class AddResult(Enum):
 
 
 class Publish(NamedTuple):
-    """Effect: publish an entry."""
+    """Effect: send an encoded entry to the broker, which publishes it."""
 
     entry: bytes
 
 
 class ReportOutcome(NamedTuple):
-    """Effect: report the outcome of a batch: the position at which it is stored, or an error. Position -1: the batch is
-    stored, but its position is not known."""
+    """Effect: report the outcome of a batch to the callbacks of its messages: the position at which the batch is
+    stored, or an error. Position -1: the batch is stored, but its position is not known."""
 
     batch: OutgoingBatch
     error: MagnetarError | None
@@ -94,19 +95,19 @@ class ReportOutcome(NamedTuple):
 
 
 class EndFlushes(NamedTuple):
-    """Effect: end the flushes of these waiters, because all their messages have outcomes."""
+    """Effect: end the waiting `flush` calls of these waiters, because all their messages have outcomes."""
 
     waiters: list[Any]
 
 
 class Warn(NamedTuple):
-    """Effect: log a warning."""
+    """Effect: write a warning to the log."""
 
     text: str
 
 
 class InvalidContent(MagnetarError):
-    """A message cannot be encoded; `__cause__` is the reason."""
+    """Raised when a message cannot be encoded; `__cause__` is the reason."""
 
     definite = True
 
@@ -116,7 +117,7 @@ ProducerEffect = Publish | ReportOutcome | EndFlushes | Disconnect | Connect | W
 
 # ------------------------------------------------------------------------------ the consumer's
 class ConsumerOptions(NamedTuple):
-    """The options of a consumer's core."""
+    """The options of a ConsumerCore: time-outs, redelivery delays, chunking, and the order of deliveries."""
 
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
@@ -131,27 +132,27 @@ class ConsumerOptions(NamedTuple):
 
 
 class GrantPermits(NamedTuple):
-    """Effect: grant permits to the broker."""
+    """Effect: grant permits to the broker, which may then send that many more messages."""
 
     messages: int
 
 
 class SendAcks(NamedTuple):
-    """Effect: send acknowledgements."""
+    """Effect: send a group of acknowledgements to the broker."""
 
     group: AckGroup
     request_id: int  # 0: no answer is wanted
 
 
 class DropBlockedMessages(NamedTuple):
-    """Effect: discard the waiting messages of the entries `failed`, and those that must follow these entries; the
-    broker takes all of them back and delivers them again."""
+    """Effect: discard the messages in the receiver queue that belong to the entries `failed` or must come after them;
+    the broker takes all these entries back and delivers them again."""
 
     failed: tuple[Position, ...]
 
 
 class Redeliver(NamedTuple):
-    """Effect: ask the broker to deliver entries again."""
+    """Effect: ask the broker to deliver the named entries, or all unacknowledged entries, again."""
 
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
@@ -172,14 +173,14 @@ class ReportSeek(NamedTuple):
 
 
 class DropMessages(NamedTuple):
-    """Effect: discard the messages that wait for the application. With `give_back` the driver must pass their permits
-    to `ConsumerCore.on_dropped`."""
+    """Effect: discard the messages in the receiver queue. If `give_back` is true, the driver must pass their permits to
+    `ConsumerCore.on_dropped`."""
 
     give_back: bool
 
 
 class AnswerRequest(NamedTuple):
-    """Effect: answer a request of the application."""
+    """Effect: answer a request that the application made, such as a seek, with its result or an error."""
 
     request_id: int
     error: MagnetarError | None
@@ -187,8 +188,9 @@ class AnswerRequest(NamedTuple):
 
 
 class ReaderPosition(NamedTuple):
-    """The position at which a reader continues: after the message `taken` (None: at the reader's start). `begun`: the
-    first chunk of the messages that the reader has read in part; None: there are none."""
+    """The position at which a reader continues after a reconnect: after the message `taken` (None: at the reader's
+    start). `begun`: the first chunk of the messages that the reader has read in part; None: there are no such
+    messages."""
 
     taken: Any
     begun: Position | None
@@ -229,16 +231,16 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Limits the log lines about a producer's errors. `last`: why the broker does not acknowledge messages, as text;
-    empty: not known. An acknowledgement clears `last`."""
+    """Limits how often a producer's errors are logged. `last`: the reason why the broker does not acknowledge messages,
+    as text; empty: not known. An acknowledgement clears `last`."""
 
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def admit(self, error: MagnetarError, now: float) -> str | None:
-        """Records an error of the broker. Returns the text to log now, or None to log nothing. Ignores a lost
-        connection and a time-out."""
+        """Records an error of the broker. Returns the text to log now, or None if nothing is to be logged. A lost
+        connection and a time-out are ignored."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__
@@ -254,7 +256,7 @@ class ErrorLogThrottle:
 
 
 class PartitionClientState(Enum):
-    """The state of one partition's producer or consumer."""
+    """The states of one partition's producer or consumer."""
 
     OPENING = auto()
     CONNECTED = auto()

@@ -19,7 +19,7 @@ from ..common.errors import ClientEnum
 
 
 class FailoverCore:
-    """Chooses the cluster that a client uses, by which clusters answered in each round of probes."""
+    """Decides which cluster a client uses. Its input are rounds of probes, which show which clusters answer."""
 
     def __init__(self, count: int, *, failover_after: int, back_after: int) -> None:
         assert count >= 1 <= min(failover_after, back_after), "there is a cluster, and a round changes something"
@@ -31,8 +31,8 @@ class FailoverCore:
         self._answers = 0  # of the preferred one, in a row, while another one is used
 
     def on_probed(self, answered: Sequence[bool]) -> int:
-        """Fact: a round of probes ended; `answered` says of each cluster whether it answered. Returns the index of the
-        cluster to use from now on."""
+        """Fact: a round of probes ended; `answered` contains for each cluster whether it answered. Returns the index of
+        the cluster to use from now on."""
         assert len(answered) == self._count, "each of them was tried"
         self._failures = 0 if answered[self.current] else self._failures + 1
         self._answers = self._answers + 1 if answered[0] and self.current else 0
@@ -63,15 +63,15 @@ GROWTH = 1.25
 
 
 class RandomSource(Protocol):
-    """The methods of `random.Random` that this module calls."""
+    """The methods of `random.Random` that the client's cores call, so that tests can pass a seeded source."""
 
     def random(self) -> float: ...
     def randrange(self, start: int, /) -> int: ...
 
 
 class Backoff:
-    """The pauses between attempts: each is longer than the one before, up to a limit; `reset` starts again with the
-    first."""
+    """Computes the pauses between attempts: each pause is longer than the one before, up to a limit; after `reset` the
+    first pause comes again."""
 
     def __init__(self, rng: RandomSource, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
@@ -81,7 +81,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Returns the seconds to wait before the next attempt."""
+        """Returns the seconds to wait before the next attempt; each call returns a longer pause, up to the limit."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)
@@ -103,8 +103,8 @@ class Backoff:
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """How a producer chooses the partition of a message without a key: always the same one, each in turn, or the one
-    that `message_router` returns."""
+    """The rules by which a producer chooses the partition of a message without a key: always the same partition, each
+    partition in turn, or the partition that `message_router` returns."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
@@ -135,7 +135,7 @@ class PartitionRouter:
         return self._partitions
 
     def set_partition_count(self, partitions: int) -> None:
-        """Sets the number of partitions. It must not be smaller than before."""
+        """Sets the number of partitions of the topic. The number must not be smaller than before."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 

@@ -67,7 +67,8 @@ from .transaction import SendAllowance
 
 
 class ProducerCore:
-    """The core of one partition's producer. See the head of the module."""
+    """The core of one partition's producer: decides which entries are published, and when, and reports the outcome of
+    each message. See the head of the module."""
 
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
@@ -108,9 +109,9 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: SendAllowance | None = None) -> AddResult | None:
-        """Adds a message with a payload and no other field. `share`: the share of its transaction, made with this
-        core's `lock`. Returns None if it is added and waits with others, Added.WAKE if it is added and the driver must
-        call `publish_ready` soon, else why it is refused."""
+        """Adds a message that has a payload and no other field. `share`: the allowance of its transaction, made with
+        this core's `lock`. Returns None if the message was added and waits with others, AddResult.WAKE if it was added
+        and the driver must call `publish_ready` soon, else the reason why it is refused."""
         if len(payload) > self.payload_max:
             return AddResult.TOO_LARGE
         with self.lock:
@@ -137,7 +138,8 @@ class ProducerCore:
         return None if waits else AddResult.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> AddResult | None:
-        """Adds a message; returns what `add` returns. Raises if the message cannot be encoded."""
+        """Adds a message with any fields; returns an AddResult or None, as `add` does. Raises an error if the message
+        cannot be encoded."""
         if len(message.payload) > self.payload_max:
             return AddResult.TOO_LARGE
         with self.lock:
@@ -188,8 +190,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ what is to be sent
     def delay_opening(self) -> None:
-        """Delays opening the producer until there is a message: the first `publish_ready` after a message was added
-        returns Connect."""
+        """Delays the opening of the producer at its broker until there is a message: the first `publish_ready` after a
+        message was added returns Connect."""
         self._early = deque()
 
     @property
@@ -197,7 +199,8 @@ class ProducerCore:
         return self._early is not None and not self.connections
 
     def publish_ready(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Encodes the closed batches and returns the effects that publish them, as far as the credit allows."""
+        """Encodes the closed batches and returns the effects that publish them, as far as the broker's credit
+        allows."""
         self.publish_wanted = False
         effects: list[ProducerEffect] = []
         if self._early and not self.connections:
@@ -209,8 +212,8 @@ class ProducerCore:
         return effects
 
     def run_timers(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Closes batches whose delay is over, and times out entries. Must be called when the time `next_timer_at` is
-        reached, or later."""
+        """Closes the batches whose delay is over, and gives entries that waited too long the error TimedOut. Returns
+        the effects. The driver must call it when the time `next_timer_at` is reached, or later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -222,7 +225,7 @@ class ProducerCore:
 
     @property
     def next_timer_at(self) -> float | None:
-        """Returns the time at which `run_timers` must be called; None: no timer runs."""
+        """Returns the time at which the driver must call `run_timers`; None if no timer runs."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self.delay_due
@@ -230,8 +233,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """Begins a flush: `waiter` is returned in Settle or Flushed when all messages added before have outcomes.
-        Outcomes come in order, so this is when the youngest entry at the call has its outcome."""
+        """Begins a flush: `waiter` is returned in ReportOutcome or EndFlushes when all messages added before have
+        outcomes. Outcomes come in order, so this is when the youngest entry at the time of the call has its outcome."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -293,7 +296,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the connection
     def count_opening(self) -> int:
-        """Counts an attempt to open the producer; returns its number."""
+        """Counts an attempt to open the producer at its broker; returns the number of this attempt."""
         self.connections += 1
         return self.connections
 
@@ -301,8 +304,8 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """Fact: the producer is open at its broker. `last_sequence_id`: the highest that the broker knows of a
-        producer of this name; -1: none."""
+        """Fact: the producer is open at its broker. `last_sequence_id`: the highest sequence id that the broker knows
+        of a producer of this name; -1: none."""
         effects: list[ProducerEffect] = []
         if self.state is PartitionClientState.CLOSED:
             return effects
@@ -346,14 +349,15 @@ class ProducerCore:
                     self._free(len(message.payload))
 
     def on_credit(self, size_bytes: int) -> list[ProducerEffect]:
-        """Fact: the broker granted credit for `size_bytes` more bytes."""
+        """Fact: the broker granted credit: the producer may send `size_bytes` more bytes."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
         self._publish(effects)
         return effects
 
     def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the connection broke, the broker closed the producer, or an attempt to open it again failed."""
+        """Fact: the connection broke, the broker closed the producer, or an attempt to open the producer again failed;
+        `error` says why."""
         effects: list[ProducerEffect] = []
         if self.state in (PartitionClientState.CLOSED, PartitionClientState.CLOSING):
             return effects
@@ -372,8 +376,8 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> OutgoingBatch | None:
-        """Removes and returns the oldest entry if this receipt is for it. Otherwise returns None; the caller must then
-        pass the receipt to `on_receipt`."""
+        """Removes and returns the oldest entry if the receipt with these ids is for that entry. Otherwise returns None;
+        the caller must then pass the receipt to `on_receipt`."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -402,8 +406,8 @@ class ProducerCore:
         return [Disconnect(), *self.on_lost(error, now)]
 
     def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker refused the oldest entry, for good or for now. If for good, its message gets the error;
-        else the producer reconnects and publishes the entry again."""
+        """Fact: the broker refused the oldest entry with `error`. If the error is permanent, the message gets it; else
+        the producer reconnects and publishes the entry again."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Disconnect(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -415,7 +419,8 @@ class ProducerCore:
         return effects
 
     def on_publish_delayed(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """Fact: the broker reports why an entry is not stored yet; the entry is not refused."""
+        """Fact: the broker reported the reason, `error`, why an entry is not stored yet. The entry is not refused and
+        may still be stored."""
         if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []
@@ -426,14 +431,14 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """Whether blocked senders may continue: when a quarter of the queue is free, so that they are not woken for
-        each message."""
+        """Returns whether senders that wait for room in the queue may continue: when a quarter of the queue is free, so
+        that they are not woken for each message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def must_publish(self) -> bool:
-        """Whether the driver must call `publish_ready` because open batches waited for earlier entries (`urgent`), and
-        all of these have outcomes now."""
+        """Returns whether the driver must call `publish_ready`: open batches waited until all earlier entries have
+        outcomes (`urgent`), and now all of these have."""
         return self.urgent and not self._entries and not self.publish_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -455,24 +460,25 @@ class ProducerCore:
 
     @property
     def why_unacknowledged(self) -> str:
-        """Returns why the broker does not acknowledge messages, as text to append to an error message; empty if that
-        is not known."""
+        """Returns the reason why the broker does not acknowledge messages, as text to append to an error message; an
+        empty text if the reason is not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
     def refuse_new(self, error: MagnetarError) -> None:
-        """Refuses messages that are added from now on with `error`; messages added before are still sent."""
+        """Makes the producer refuse every message that is added from now on, with `error`; messages that were added
+        before are still sent."""
         with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
     def begin_closing(self) -> None:
-        """Enters the state CLOSING: after a lost connection the producer is not opened again. All messages must have
-        outcomes."""
+        """Enters the state CLOSING, in which the producer is not opened again after a lost connection. All messages
+        must have outcomes before this is called."""
         self.state = PartitionClientState.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
-        """Ends the producer for good; messages without an outcome get this error."""
+        """Ends the producer for good; every message without an outcome gets `error`."""
         effects: list[ProducerEffect] = []
         self.state = PartitionClientState.CLOSED
         with self.lock:

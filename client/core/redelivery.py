@@ -35,7 +35,8 @@ BUCKETS_MAX = 256
 
 
 class AckTimeoutTracker:
-    """Tracks entries that the application received until their acknowledgement time-out. `watched`: these entries."""
+    """Tracks the entries that the application received, until they are acknowledged or their acknowledgement time-out
+    is over. `watched`: these entries."""
 
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
@@ -67,7 +68,7 @@ class AckTimeoutTracker:
             self.discard(covered)
 
     def take_due(self, now: float) -> list[Position]:
-        """Removes and returns the entries whose time-out has passed."""
+        """Removes and returns the entries whose acknowledgement time-out is over."""
         current = int(now / self.tick_s)
         due: list[Position] = []
         for tick in sorted(tick for tick in self._buckets if tick <= current):
@@ -94,8 +95,8 @@ def positions_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Tracks negatively acknowledged entries until they are asked for again. Times are whole milliseconds of a
-    monotonic clock."""
+    """Tracks negatively acknowledged entries until their redelivery is due. Times are whole milliseconds of a monotonic
+    clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
@@ -151,11 +152,11 @@ class NackTracker:
             self._buckets.clear()
 
     def next_due_ms(self) -> int | None:
-        """Returns the time at which the next entry is due, or None if no entry is tracked."""
+        """Returns the time in ms at which the redelivery of the next entry is due; None if no entry is tracked."""
         return min(self._buckets, default=None)
 
     def take_due(self, now_ms: int) -> EntrySets:
-        """Removes and returns the entries whose delay is over."""
+        """Removes and returns the entries whose redelivery delay is over."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
             for ledger_id, entries in self._buckets.pop(time_ms).items():
@@ -171,8 +172,8 @@ class NackTracker:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns an estimate of the memory of the tracker: the sets as CRoaring stores them, and their Python
-        objects."""
+        """Returns an estimate of the memory that the tracker uses, in bytes: the sets as CRoaring stores them, and
+        their Python objects."""
         sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)
@@ -207,7 +208,7 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
-    """The acknowledgements that one request sends."""
+    """A group of acknowledgements that one request sends."""
 
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
@@ -218,7 +219,7 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
-    """Collects the acknowledgements of one consumer until they are sent as a group."""
+    """Collects the acknowledgements of one consumer until they are sent to the broker as a group."""
 
     def __init__(self) -> None:
         self.pending_messages = 0
@@ -265,7 +266,8 @@ class AckTracker:
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take_group(self) -> AckGroup:
-        """Removes and returns the acknowledgements to send now; the group is empty if none wait."""
+        """Removes and returns all collected acknowledgements as one group; the group is empty if no acknowledgement
+        waits."""
         whole = self._whole
         parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
         sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}
@@ -312,7 +314,8 @@ BEFORE_ALL: Place = (-1, -1, -1)
 
 
 class RepeatFilter:
-    """Knows which messages come again while the application has them. For consumers that get all in log order."""
+    """Detects messages that the broker delivers again although the application has them already, after a reconnect.
+    Only for consumers that get all messages in log order."""
 
     __slots__ = ("_confirmed", "_next", "in_use", "is_unsure", "until")
 
@@ -324,36 +327,40 @@ class RepeatFilter:
         self._confirmed = BEFORE_ALL  # what the broker has confirmed as acknowledged ends here
 
     def on_given(self, last: Place) -> None:
-        """Fact: messages up to `last` wait for the application, or it has them."""
+        """Fact: all messages up to the place `last` are in the receiver queue or were received by the application."""
         self._next = (last[0], last[1], last[2] + 1)
 
     def on_confirmed(self, place: Place) -> None:
-        """Fact: the broker made a cumulative acknowledgement up to `place` durable, as pending in its transaction."""
+        """Fact: the broker stored a cumulative acknowledgement up to `place` durably, as a pending part of its
+        transaction."""
         self._confirmed = max(self._confirmed, place)
 
     def on_unseen(self, first: Place) -> None:
-        """Fact: the application does not have the message at `first`, nor what follows it."""
+        """Fact: the application has received neither the message at `first` nor any message after it."""
         self._next = min(self._next, first)
 
     def on_lost(self) -> None:
-        """Fact: the connection is lost, and what waited for the application is dropped (`on_unseen`)."""
+        """Fact: the connection is lost, and the messages in the receiver queue were dropped (`on_unseen` reports
+        them)."""
         if self._next != BEFORE_ALL:
             self.until = self._next
 
     def on_deposed(self) -> None:
-        """Fact: another consumer is the active one, and may process what this one has."""
+        """Fact: another consumer of the subscription became the active one, and may process the messages that this
+        consumer has received."""
         if self._next != BEFORE_ALL:
             self.is_unsure = True
 
     def forget(self) -> None:
-        """Fact: all that is not acknowledged will be delivered again, and is to be shown."""
+        """Fact: all unacknowledged messages will be delivered again, and the application must get them again. Clears
+        the filter."""
         self.until = None
         self.is_unsure = False
         self._next = self._confirmed = BEFORE_ALL
 
     def find_repeated(self, first: Place) -> Place | None:
-        """Fact: messages from `first` on were delivered. Returns the place before which the application has them; None
-        if they are to be shown."""
+        """Fact: messages from the place `first` on were delivered. Returns the place before which the application has
+        received all messages, so these are repeated; None if all messages must be passed to the application."""
         if first <= self._confirmed:
             self.forget()
             self.is_unsure = True
@@ -390,8 +397,8 @@ class RepeatFilter:
 
 
 class ReceivePermits:
-    """The permits of one consumer: how many messages the broker may still send. `count_used` may be called from any
-    thread: `lock` guards the counts."""
+    """The permits of one consumer: the number of messages that the broker may still send to it. `count_used` may be
+    called from any thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -404,7 +411,8 @@ class ReceivePermits:
         self.queued = 0  # charged, and what they were charged for is not used yet
 
     def start_stream(self) -> int:
-        """Begins the counts of a new connection's stream; returns the number of permits to grant there at first."""
+        """Starts counting anew for the stream of a new connection; returns the number of permits to grant first: the
+        size of the receiver queue."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.queued = 0
@@ -412,21 +420,21 @@ class ReceivePermits:
             return self._size
 
     def resize_queue(self, queue_size: int) -> None:
-        """Changes the size of the receiver queue; the next grants make up for the difference."""
+        """Changes the size of the receiver queue; the next grant contains more or fewer permits by the difference."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
     def count_received(self, messages: int) -> None:
-        """Counts received messages: the broker has used one permit for each."""
+        """Counts messages that arrived from the broker: the broker has used one permit for each of them."""
         with self._lock:
             self.at_broker -= messages
             self.queued += messages
 
     def count_used(self, messages: int, stream: int) -> bool:
-        """Counts the permits of messages that left the receiver queue; ignores those of an earlier stream. Returns
-        whether `grant` must be called soon."""
+        """Counts the permits of messages that left the receiver queue; messages of an earlier stream are ignored.
+        Returns whether `grant` must be called soon."""
         with self._lock:
             if stream == self.stream:
                 self.queued -= messages
@@ -438,13 +446,14 @@ class ReceivePermits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Returns the number of permits to grant to the broker now, and counts them as granted. Returns 0 if it is too
-        early to grant more."""
+        """Returns the number of permits to grant to the broker now, and counts them as granted. Returns 0 if too few
+        permits are used yet."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Checks that permits are neither lost nor made. Valid only between two replies of the broker."""
+        """Raises AssertionError if the sum of all permits differs from the queue size. Valid only between two replies
+        of the broker."""
         assert self.queued >= 0, "more was given back than was charged"
         assert self.at_broker + self.queued + self._used in (self._size, 0), "permits were lost or made"

@@ -58,8 +58,8 @@ NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """The state of a transaction. PREPARED: the transaction outlives its client and its coordinator. ERROR: `commit`
-    or `prepare` got no answer; a new `commit` asks again."""
+    """The states of a transaction. PREPARED: the transaction outlives its client and its coordinator. ERROR: `commit`
+    or `prepare` got no answer; a new `commit` asks the coordinator again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -76,7 +76,7 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 
 
 class EndKind(Enum):
-    """Which end is asked of the coordinator."""
+    """The ways to end a transaction that a client can request from the coordinator."""
 
     COMMIT = 0
     ABORT = 1
@@ -84,8 +84,9 @@ class EndKind(Enum):
 
 
 class TopicReceipts(NamedTuple):
-    """What a transaction has at one topic. `entries`: the number of entries with a receipt, of which `last` is the
-    last position; 0: it only acknowledged there; -1: every entry of the transaction counts."""
+    """The receipts of a transaction's entries at one topic. `entries`: the number of entries with a receipt, of which
+    `last` is the last position; 0: the transaction only acknowledged messages there; -1: every entry of the transaction
+    counts."""
 
     topic: str
     entries: int
@@ -93,20 +94,20 @@ class TopicReceipts(NamedTuple):
 
 
 class EndTransaction(NamedTuple):
-    """Effect: ask the coordinator to end the transaction; the driver must then call `on_answered` or
-    `on_unanswered`."""
+    """Effect: ask the coordinator to end the transaction. The driver must then call `on_answered`, or `on_unanswered`
+    if no answer comes."""
 
     verb: EndKind
     participants: tuple[TopicReceipts, ...]
 
 
 class ReportOperationsDone(NamedTuple):
-    """Effect: report that every operation has an outcome, so that the waiting commit continues."""
+    """Effect: report that every operation of the transaction has an outcome, so that the waiting commit continues."""
 
 
 class ReportEnd(NamedTuple):
-    """Effect: report the end of the transaction. `error`: to be raised in the caller that ended it; None: it ended as
-    asked."""
+    """Effect: report that the transaction has ended. `error`: raised in the caller that ended the transaction; None:
+    the transaction ended as that caller asked."""
 
     error: PulsarException | None
 
@@ -115,20 +116,21 @@ TransactionEffect = EndTransaction | ReportOperationsDone | ReportEnd
 
 
 class TransactionEndpoint(Protocol):
-    """The producer or consumer of one partition at which a transaction has operations in flight."""
+    """The producer or consumer of one partition that sends messages or acknowledgements in a transaction."""
 
     is_producer: bool  # messages; else it acknowledges
 
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """Sends the open batches of the producer."""
+        """Sends the open batches of the producer at once."""
         ...
 
 
 class SendAllowance:
-    """Allows one producer to send a number of messages in a transaction with `add`. The producer counts them under its
-    own lock, which it holds anyway; TransactionCore adds this count to its own when the transaction ends."""
+    """Allows one producer to send a number of messages in a transaction with `add`, without asking the transaction for
+    each. The producer counts them under its own lock, which it holds anyway; TransactionCore adds this count to its own
+    when the transaction ends."""
 
     __slots__ = ("allowed", "left", "lock", "txn")
 
@@ -144,7 +146,8 @@ class SendAllowance:
         return self.allowed - self.left
 
     def close(self) -> int:
-        """Ends the allowance; returns the number of messages that were sent under it."""
+        """Ends the allowance: no more messages may be sent under it. Returns the number of messages that were sent
+        under it."""
         with self.lock:
             self.allowed -= self.left
             self.left = 0
@@ -152,7 +155,7 @@ class SendAllowance:
 
 
 class TransactionPort:
-    """A transaction, as seen by the producers and consumers that send and acknowledge in it. Base class of the
+    """The interface of a transaction for the producers and consumers that send and acknowledge in it. Base class of the
     transactions of asyncio and of blocking programs."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
@@ -164,48 +167,49 @@ class TransactionPort:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the outcomes of its operations still matter: the transaction is open, or its commit waits for them.
-        """
+        """Returns whether the outcomes of the transaction's operations still matter: the transaction is open, or its
+        commit waits for these outcomes."""
         raise NotImplementedError
 
     def begin_operation(self, where: TransactionEndpoint, connections: object) -> None:
-        """Begins an operation: a message or an acknowledgement will be sent at `where`. May be called from any thread.
-        Raises TransactionEnded if the transaction is not open, MessageTooBig if it has too many messages,
-        InvalidConfiguration if `connections` are those of another client."""
+        """Begins an operation of the transaction: a message or an acknowledgement will be sent by the producer or
+        consumer `where`. May be called from any thread. Raises TransactionEnded if the transaction is not open,
+        MessageTooBig if it has too many messages, InvalidConfiguration if `connections` are those of another client."""
         raise NotImplementedError
 
     def allow_sends(
         self, where: TransactionEndpoint, connections: object, lock: AbstractContextManager[Any]
     ) -> SendAllowance:
-        """Returns the share through which the producer at `where` may send at least one message. Raises what
-        `begin_operation` raises. `lock`: the lock of the producer, which the caller must not hold."""
+        """Returns the SendAllowance under which the producer `where` may send at least one message. Raises the errors
+        of `begin_operation`. `lock`: the lock of the producer, which the caller must not hold."""
         raise NotImplementedError
 
     def cancel_operation(self, *, message: bool) -> None:
-        """Reverts a `begin_operation` after which nothing was sent."""
+        """Reverts a call of `begin_operation` after which nothing was sent. `message`: whether the operation was a
+        message, not an acknowledgement."""
         raise NotImplementedError
 
     def register_cumulative_ack(self, again: Callable[[], None]) -> None:
-        """Registers a cumulative acknowledgement: if the transaction aborts, `again` is called when the acknowledged
-        messages may be delivered again, before the end is reported."""
+        """Registers a cumulative acknowledgement: if the transaction aborts, the function `again` is called when the
+        acknowledged messages may be delivered again, before the end of the transaction is reported."""
         raise NotImplementedError
 
     def on_stored(self, where: TransactionEndpoint, messages: int, position: Position) -> None:
-        """Fact: an entry of `messages` messages has its receipt. `messages` 0: the entry is a chunk, but not the last
-        of its message."""
+        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. `messages` is 0
+        for every chunk of a message but the last."""
         raise NotImplementedError
 
     def on_refused(self, messages: int, error: MagnetarError) -> None:
-        """Fact: an entry was not stored, or whether it was stored is unknown."""
+        """Fact: an entry with `messages` messages was not stored, or it is unknown whether it was stored."""
         raise NotImplementedError
 
     def on_acknowledged(self, error: MagnetarError | None) -> None:
-        """Fact: an acknowledgement has its outcome; `error` None: it is durable."""
+        """Fact: an acknowledgement has its outcome. `error` None: the acknowledgement is durable."""
         raise NotImplementedError
 
 
 class TransactionCore:
-    """The core of one transaction."""
+    """The core of one transaction: counts its operations and decides how it ends."""
 
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
         """Makes the core. `named`: the coordinator is asked to end the transaction even if there was no operation,
@@ -239,8 +243,8 @@ class TransactionCore:
             self._touch(topic)
 
     def allow_sends(self, topic: str, share: SendAllowance) -> None:
-        """Allows the producer of `topic` to send more messages through `share`, which may be new. Raises what
-        `begin_operation` raises."""
+        """Allows the producer of `topic` to send more messages under the SendAllowance `share`, which may be new.
+        Raises the errors of `begin_operation`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -284,7 +288,7 @@ class TransactionCore:
 
     @property
     def pending_operations(self) -> int:
-        """Returns the number of operations without an outcome."""
+        """Returns the number of the transaction's operations that have no outcome yet."""
         return self._begun - self._over + sum(each.sent_messages for each in self._shares)
 
     @property
@@ -293,8 +297,8 @@ class TransactionCore:
         return self._allowed - sum(each.left for each in self._shares)
 
     def try_begin_operation(self, *, message: bool) -> bool:
-        """Begins an operation at a topic that already has one. Returns False if no operation may begin; the caller
-        then calls `begin_operation`, which raises the reason."""
+        """Begins an operation at a topic at which the transaction has an operation already. Returns False if no
+        operation may begin; the caller then calls `begin_operation`, which raises the reason."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -303,7 +307,8 @@ class TransactionCore:
             return True
 
     def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
-        """Reverts a `begin_operation`: the operation was refused before anything was sent."""
+        """Reverts a call of `begin_operation`, because the operation was refused before anything was sent. `message`:
+        whether the operation was a message, not an acknowledgement."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -311,8 +316,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """Fact: an entry of `messages` messages has its receipt. `messages` 0: the entry is a chunk, but not the last
-        of its message."""
+        """Fact: the broker confirmed that an entry with `messages` messages is stored at `position`. `messages` is 0
+        for every chunk of a message but the last."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -324,7 +329,7 @@ class TransactionCore:
             return self._check_idle()
 
     def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """Fact: an entry of `messages` messages was not stored, or whether it was stored is unknown."""
+        """Fact: an entry with `messages` messages was not stored, or it is unknown whether it was stored."""
         self._set_failure(error)
         with self._lock:
             self._over += messages
@@ -349,13 +354,14 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Begins the commit. When all operations have outcomes, the effect Idle follows; the driver must then call
-        `decide_end`."""
+        """Begins the commit. When all operations have outcomes, the effect ReportOperationsDone follows; the driver
+        must then call `decide_end`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """Begins to prepare the transaction. As for `commit`, Idle follows when all operations have outcomes."""
+        """Begins to prepare the transaction. As for `commit`, the effect ReportOperationsDone follows when all
+        operations have outcomes."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -367,8 +373,8 @@ class TransactionCore:
             return self._check_idle()
 
     def decide_end(self) -> list[TransactionEffect]:
-        """Decides how the transaction ends: as asked, or by an abort if an operation failed. The driver must call it
-        after Idle."""
+        """Decides how the transaction ends: as its caller asked, or by an abort if an operation failed. Returns the
+        effects. The driver must call it after ReportOperationsDone."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
@@ -379,8 +385,8 @@ class TransactionCore:
         return [EndTransaction(EndKind.COMMIT, self._participants())]
 
     def expire_operations(self, error: MagnetarError) -> list[TransactionEffect]:
-        """Ends the wait of `commit` or `prepare`: operations had no outcome in time, so the transaction is aborted
-        with `error`."""
+        """Ends the wait of `commit` or `prepare` for outcomes: some operations had none in time, so the transaction is
+        aborted with `error`."""
         self._waiting = False
         self._set_failure(error)
         return self.decide_end()
@@ -399,7 +405,7 @@ class TransactionCore:
         return [EndTransaction(EndKind.ABORT, ())]
 
     def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
-        """Fact: the coordinator answered the request to end the transaction, or the question for its status."""
+        """Fact: the coordinator answered the request to end the transaction, or the request for its status."""
         if error is not None:
             return self._on_refused(error)
         committing = self.state in WAITING
@@ -429,7 +435,7 @@ class TransactionCore:
         return self.on_unanswered()
 
     def on_unanswered(self) -> list[TransactionEffect]:
-        """Fact: the coordinator did not answer in time."""
+        """Fact: the coordinator did not answer the request to end the transaction in time."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._set_ended(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
@@ -460,8 +466,8 @@ class TransactionCore:
 
     @property
     def was_aborted_remotely(self) -> bool:
-        """Whether an operation or the end showed that the coordinator aborted the transaction by itself. The
-        coordinator may then have aborted other transactions of this client, too."""
+        """Returns whether an operation or the end of the transaction showed that the coordinator aborted it without
+        being asked by this client. The coordinator may then have aborted other transactions of this client, too."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
@@ -470,7 +476,7 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """Whether any topic may have messages or acknowledgements of the transaction."""
+        """Returns whether any topic may have messages or acknowledgements of the transaction."""
         return bool(self._entries)
 
     @property

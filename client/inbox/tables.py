@@ -42,7 +42,7 @@ def message_key(message: Message) -> str:
 
 
 def shorten_key(key: str) -> str:
-    """Returns the key in the form that is stored: the hash in place of a key longer than KEY_MAX."""
+    """Returns the form of the key that is stored: the key itself, or its hash if the key is longer than KEY_MAX."""
     return key if len(key) <= KEY_MAX else f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
@@ -50,8 +50,8 @@ _clock = SystemClock()
 
 
 class SQLAlchemyInbox:
-    """The inbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make the
-    table."""
+    """The inbox of an application that uses SQLAlchemy: records which messages were processed, so that a message that
+    is delivered twice is processed once. `metadata`: the application's, so that its migrations make the table."""
 
     def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -64,8 +64,8 @@ class SQLAlchemyInbox:
         )  # fmt: skip
 
     def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
-        """Returns whether `subscription` has not processed the message `key` before, and records it as processed if
-        this transaction commits."""
+        """Returns True if `subscription` has not processed the message `key` before, and then records the message as
+        processed; the record counts if the transaction of `session` commits."""
         row = {"subscription": subscription, "key": shorten_key(key), "done": _clock.wall_ms()}
         dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
         statement: Any

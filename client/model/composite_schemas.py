@@ -32,8 +32,8 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """The schema of one Python type: its `struct` format, and two functions that convert a value to the fields of that
-    format and back."""
+    """The schema of one plain Python type, such as `int` or `datetime`: its `struct` format, and two functions that
+    convert a value to the fields of that format and back."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
@@ -180,7 +180,7 @@ _U32 = struct.Struct(">I")
 
 
 class KeyValueEncodingType(Enum):
-    """Where the key of a pair is stored: in the payload, or as the key of the message."""
+    """The places where the key of a (key, value) pair can be stored: in the payload, or as the key of the message."""
 
     INLINE = "INLINE"
     SEPARATED = "SEPARATED"
@@ -256,7 +256,7 @@ def _part(payload: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 class ProtobufNativeSchema(Schema):
-    """The schema of the messages of a Protobuf class, whose descriptor is registered with the topic."""
+    """The schema of the messages of one Protobuf class. The descriptor of the class is registered with the topic."""
 
     def __init__(self, record_cls: type[Any]) -> None:
         from google.protobuf.message import Message

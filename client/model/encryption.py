@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 class EncryptionKey:
-    """A wrapped data key: the one for one of the readers for whom a message is encrypted."""
+    """A data key that is wrapped (encrypted) for one of the readers for whom a message is encrypted."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
 
     @property
     def key(self) -> str:
-        """Returns the name of the key."""
+        """Returns the name of the key of the reader for whom the data key is wrapped."""
         return self._key.key
 
     @property
@@ -38,13 +38,14 @@ class EncryptionKey:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Returns the metadata that the producer's key reader added to the key; it is in clear, and
-        not authenticated."""
+        """Returns the metadata that the producer's key reader added to the key. It is stored unencrypted, and not
+        authenticated."""
         return {pair.key: pair.value for pair in self._key.metadata}
 
 
 class EncryptionContext:
-    """How an entry is encrypted. With `ConsumerCryptoFailureAction.CONSUME` a program can decrypt the entry by this."""
+    """The description of how an entry is encrypted. With `ConsumerCryptoFailureAction.CONSUME` a program can decrypt
+    the entry by this description."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
@@ -55,19 +56,19 @@ class EncryptionContext:
         return [EncryptionKey(each) for each in self._metadata.encryption_keys]
 
     def param(self) -> bytes:
-        """Returns the IV of AES-256-GCM."""
+        """Returns the initialization vector (IV) with which the entry is encrypted by AES-256-GCM."""
         return self._metadata.encryption_param
 
     def algorithm(self) -> str:
-        """Returns the algorithm: empty, as Pulsar's clients write it."""
+        """Returns the name of the algorithm: always an empty text, because Pulsar's clients write none."""
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
-        """Returns how the payload was compressed before it was encrypted: a number of CompressionType."""
+        """Returns the compression of the payload before it was encrypted, as a number of CompressionType."""
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:
-        """Returns the number of bytes of the payload before compression; 0: it was not compressed."""
+        """Returns the size of the payload in bytes before compression; 0: the payload was not compressed."""
         return self._metadata.uncompressed_size
 
     def batch_size(self) -> int:
@@ -76,7 +77,7 @@ class EncryptionContext:
         return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
 
     def is_decryption_failed(self) -> bool:
-        """Whether the message's data is ciphertext. False: the message is decrypted."""
+        """Returns whether the message's data is still encrypted, because it could not be decrypted."""
         return self._failed
 
 
@@ -107,7 +108,7 @@ def _load(name: str) -> Any:
 
 
 def require_package() -> None:
-    """Raises OperationNotSupported if the package `cryptography` is not installed."""
+    """Raises OperationNotSupported if the Python package `cryptography`, which encryption needs, is not installed."""
     _load("hazmat.primitives.ciphers.aead")
 
 
@@ -117,7 +118,8 @@ def make_cipher(key: bytes) -> AESGCM:
 
 
 def decrypt_payload(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
-    """Decrypts a payload. Raises CryptoError if the ciphertext does not belong to this key and IV, or was changed."""
+    """Decrypts a payload and returns it. Raises CryptoError if the ciphertext does not belong to this key and IV, or
+    was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)
     except _load("exceptions").InvalidTag as error:
@@ -129,8 +131,8 @@ def wrap_data_key(key: bytes, reader: RSAPublicKey) -> bytes:
 
 
 def unwrap_data_key(value: bytes, reader: RSAPrivateKey) -> bytes | None:
-    """Decrypts a wrapped data key. Returns None if `value` was wrapped for another reader, or is not a wrapped key. A
-    value of a wrong length is refused without the cost of decrypting it."""
+    """Decrypts a wrapped data key and returns it. Returns None if `value` was wrapped for another reader, or is not a
+    wrapped key. A value of a wrong length is refused without the cost of decrypting it."""
     if len(value) != (reader.key_size + 7) // 8:
         return None
     try:
@@ -147,13 +149,15 @@ def _oaep() -> Any:
 
 # ------------------------------------------------------------------------------ keys of readers
 def parse_public_key(pem: bytes, name: str) -> RSAPublicKey:
-    """Parses a public key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more."""
+    """Parses a public key in PEM and returns it. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN bits or
+    more."""
     found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shorten_value(name)}"), name)
     return found
 
 
 def parse_private_key(pem: bytes, name: str) -> RSAPrivateKey:
-    """Parses a private key. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN or more, or has a password."""
+    """Parses a private key in PEM and returns it. Raises CryptoError if it is not an RSA key of RSA_BITS_MIN bits or
+    more, or is protected by a password."""
     found: RSAPrivateKey = _rsa(
         _parsed("load_pem_private_key", (pem, None), f"the private key of {shorten_value(name)}"), name
     )
@@ -200,7 +204,8 @@ KEY_FILE_BYTES_MAX = 1 << 16
 
 
 class EncryptionKeyInfo(NamedTuple):
-    """A key as PEM, and metadata that is stored in clear with each entry, such as the key's version."""
+    """An encryption key as PEM text, with metadata that is stored unencrypted with each entry, such as the key's
+    version."""
 
     key: bytes  # PEM
     metadata: Mapping[str, str] = {}
@@ -210,21 +215,21 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """The interface of `crypto_key_reader`. Its methods raise any exception if there is no such key, or if the key
-    cannot be read now."""
+    """The interface of the parameter `crypto_key_reader`. Its methods raise any exception if there is no such key, or
+    if the key cannot be read now."""
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
-        """Returns the public key of that name, for a producer."""
+        """Returns the public key with the name `name`. Producers call this."""
         ...
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
-        """Returns the private key of that name, for a consumer. `metadata`: what the producer's key reader returned
-        with the public key; it is not authenticated."""
+        """Returns the private key with the name `name`. Consumers call this. `metadata`: the metadata that the
+        producer's key reader returned with the public key; it is not authenticated."""
         ...
 
 
 class CryptoKeyReader:
-    """Reads the same two files for every key name, as Pulsar's class with this name does."""
+    """A key reader that reads the same two files for every key name, as Pulsar's class with this name does."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
         """Sets the paths of the PEM files. A producer needs only the first, a consumer only the second."""
@@ -282,7 +287,7 @@ USES_MAX = 1 << 31
 
 
 class Encryptor:
-    """Encrypts the payloads of one producer, in its event loop."""
+    """Encrypts the payloads of one producer. Belongs to the producer's event loop."""
 
     def __init__(
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
@@ -384,7 +389,7 @@ class _TimedCache(Generic[T]):
 
 
 class Decryptor:
-    """Decrypts the payloads of one consumer, in its event loop."""
+    """Decrypts the payloads of one consumer. Belongs to the consumer's event loop."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
         """Makes a decryptor. `reader` None: nothing can be decrypted. Raises OperationNotSupported if `cryptography` is
@@ -410,8 +415,8 @@ class Decryptor:
         return decrypt_payload(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def decrypt_entry(self, entry: bytes) -> bytes:
-        """Returns a stored entry decrypted, without the fields of encryption in its metadata. Raises CorruptEntry or
-        CryptoError."""
+        """Decrypts a stored entry and returns it, without the fields of encryption in its metadata. Raises CorruptEntry
+        if the entry is damaged, or CryptoError if it cannot be decrypted."""
         header = parse_header(entry)
         metadata = header.metadata
         if not metadata.encryption_param:
@@ -424,8 +429,9 @@ class Decryptor:
         return entry[:start] + encode_client_part(metadata, payload)
 
     def copy_encryptor(self, metadata: MessageMetadata) -> Encrypt:
-        """Returns a function that encrypts a copy of a message so that the readers of the message can read it: with
-        the data key of the message and an IV of its own. Raises CryptoError if no key decrypts the message."""
+        """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy:
+        with the data key of the message and an initialization vector (IV) of its own. Raises CryptoError if no key
+        decrypts the message."""
         if self._reader is None:
             raise CryptoError("it is encrypted, and there is no crypto_key_reader")
         keys = list(metadata.encryption_keys)

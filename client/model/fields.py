@@ -32,7 +32,7 @@ _COUNTED = ("bytes", "string")
 
 
 def named_types(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the named types of a schema that fastavro parsed, by full name."""
+    """Returns a dict of the named types in a schema that fastavro parsed: full name → type."""
     found: dict[str, Any] = {} if names is None else names
     for each in _inner(schema):
         named_types(each, found)
@@ -52,8 +52,8 @@ def _inner(schema: Any) -> list[Any]:
 
 
 def must_check_payload(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
-    """Whether payloads of this type must be checked before fastavro decodes them: the type contains itself, or items
-    of an array may take no bytes."""
+    """Returns whether payloads of this Avro type must be checked before fastavro decodes them: the type contains
+    itself, or items of an array may take no bytes."""
     if isinstance(schema, str):
         return schema in around
     if isinstance(schema, dict):
@@ -144,7 +144,7 @@ class _Walk:
 
 
 class CheckedSchema:
-    """A schema that fastavro parsed, and a check of its payloads before fastavro decodes them."""
+    """An Avro schema that fastavro parsed, with a check that payloads must pass before fastavro decodes them."""
 
     __slots__ = ("_names", "schema")
 
@@ -248,21 +248,21 @@ M = TypeVar("M", bound=Enum)
 
 
 class TextEncoding(Enum):
-    """The encoding of a schema, JSON or Avro, to which a field's value is converted."""
+    """The encodings to which the values of a record's fields are converted: JSON or Avro."""
 
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name
 
 
 class DefinedTypes:
-    """The records and enums that a schema has defined so far, by their full names."""
+    """The record and enum types that an Avro schema under construction has defined so far, by their full names."""
 
     def __init__(self) -> None:
         self._defined: dict[str, type] = {}
 
     def register_if_new(self, name: str, kind: type) -> bool:
-        """Registers the name; returns whether it is new, so that the type must be defined here. Raises InvalidMessage
-        if another type has that name."""
+        """Registers the type `kind` under its full name. Returns True if the name is new, so the schema must define the
+        type at this place; False if it is defined already. Raises InvalidMessage if another type has that name."""
         known = self._defined.get(name)
         if known is not None and known is not kind:
             raise InvalidMessage(f"two types are called {name!r} in one schema: {known} and {kind}")
@@ -271,9 +271,9 @@ class DefinedTypes:
 
 
 class Field(Generic[V]):
-    """An attribute of a Record. `required`: its value must not be None. `default`: its value when nothing or None is
-    given; `required_default`: the Avro schema contains the default. Raises InvalidMessage if the default does not fit
-    the field."""
+    """Base class of the attributes of a Record. `required`: its value must not be None. `default`: its value when
+    nothing or None is given; `required_default`: the Avro schema contains the default. Raises InvalidMessage if the
+    default does not fit the field."""
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
@@ -295,7 +295,7 @@ class Field(Generic[V]):
         def element_(self: Field[E | None]) -> E: ...
 
     def type(self) -> str:
-        """Returns the name of the field's type in Avro."""
+        """Returns the name of the field's type in Avro, such as "string"."""
         return self.avro
 
     def python_type(self) -> Any:
@@ -314,65 +314,66 @@ class Field(Generic[V]):
         return val
 
     def set_name(self, name: str) -> None:
-        """Sets the field's name, which error messages of the field and of its parts contain."""
+        """Sets the name of the field. Error messages of the field and of its parts contain the name."""
         self.name = name
 
     def default(self) -> Any:
-        """Returns the value of the field when nothing or None is given."""
+        """Returns the default value of the field: the one that it has when nothing or None is given."""
         return self.initial()
 
     def required_default(self) -> bool:
-        """Whether the Avro schema contains the default."""
+        """Returns whether the Avro schema contains the default value of the field."""
         return self._required_default
 
     def schema(self) -> Any:
-        """Returns the field's type in Avro."""
+        """Returns the Avro schema of the field's type."""
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
-        """Returns the field's type as part of a schema. `defined_names`: a `DefinedTypes` with the types that are
-        already defined; None: no type is."""
+        """Returns the field's type as a part of an Avro schema. `defined_names`: a `DefinedTypes` with the types that
+        the schema has defined already; None: the schema has defined no type."""
         return self.avro_type(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     def check(self, value: Any) -> None:
-        """Raises InvalidMessage if the field cannot be set to `value`, which must not be None."""
+        """Checks a value for the field. Raises InvalidMessage if the field cannot be set to `value`, which must not be
+        None."""
         if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
     def is_of_type(self, value: Any) -> bool:
-        """Whether `value`, which must not be None, is of the field's type; it may still be too large, or have wrong
-        parts."""
+        """Returns whether `value`, which must not be None, is of the field's type. Such a value may still be too large,
+        or have parts of a wrong type."""
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
-        """Returns the value that a record stores for `value`: a record for a dict, the member of an enum for
-        its name."""
+        """Converts a value that a program assigns to the field, and returns the value that the record stores: a record
+        for a dict, the member of an enum for its name, any other value unchanged."""
         return value
 
     def absent(self) -> Any:
-        """Returns the value of the field in a new record for which nothing is given."""
+        """Returns the value that the field has in a new record if the program gives none."""
         return self.initial()
 
     def plain(self, value: Any, text: TextEncoding) -> Any:
-        """Converts a value to what JSON or Avro, as `text` says, encodes."""
+        """Converts a value of the field to plain Python values that the encoding `text` (JSON or Avro) can write."""
         return value
 
     def from_plain(self, value: Any, text: TextEncoding) -> Any:
-        """Converts a decoded JSON or Avro value back: the reverse of `plain`. Raises InvalidMessage if it is not
-        possible."""
+        """Converts plain Python values, decoded from JSON or Avro, to a value of the field: the reverse of `plain`.
+        Raises InvalidMessage if the value does not fit the field."""
         return value
 
     def avro_type(self, names: DefinedTypes, namespace: str) -> Any:
-        """Returns the field's type in Avro. `names`: the types that are already defined; `namespace`: that of the
-        enclosing record."""
+        """Returns the field's type as a part of an Avro schema. `names`: the types that the schema has defined already;
+        `namespace`: the namespace of the enclosing record."""
         return self.avro
 
     def initial(self) -> Any:
-        """Returns the value of the field when None is given: a copy of its default."""
+        """Returns a copy of the field's default value, which the field gets when it is set to None."""
         return copy.copy(self._default)
 
     def definition(self, names: DefinedTypes, namespace: str) -> dict[str, Any]:
-        """Returns the field as part of the Avro schema of its record."""
+        """Returns the definition of the field (name, type, default) for the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
         if self._required_default:
@@ -389,11 +390,11 @@ def _avro_default(field: Field[Any], default: Any) -> Any:
 
 
 class Null(Field[None]):
-    """A field that is always None."""
+    """A field whose value is always None."""
 
 
 class Boolean(Field[bool]):
-    """A field of a bool. Without a default of its own it is False, as in Pulsar."""
+    """A field with a bool. Without a default of its own the default is False, as in Pulsar."""
 
     avro, python = "boolean", (bool,)
 
@@ -412,7 +413,7 @@ class _Whole(Field[V]):
 
 
 class Integer(_Whole[V]):
-    """A field of a signed int of 32 bits."""
+    """A field with a signed int of 32 bits."""
 
     avro, bits = "int", 32
 
@@ -434,7 +435,7 @@ class Integer(_Whole[V]):
 
 
 class Long(_Whole[V]):
-    """A field of a signed int of 64 bits."""
+    """A field with a signed int of 64 bits."""
 
     avro, bits = "long", 64
 
@@ -456,7 +457,7 @@ class Long(_Whole[V]):
 
 
 class Float(Field[V]):
-    """A field of a float, which Avro encodes in 32 bits."""
+    """A field with a float, which Avro encodes in 32 bits."""
 
     avro, python = "float", (float, int)
 
@@ -478,7 +479,7 @@ class Float(Field[V]):
 
 
 class Double(Field[V]):
-    """A field of a float of 64 bits."""
+    """A field with a float of 64 bits."""
 
     avro, python = "double", (float, int)
 
@@ -500,7 +501,7 @@ class Double(Field[V]):
 
 
 class Bytes(Field[V]):
-    """A field of bytes. JSON encodes them as text with one character for each byte."""
+    """A field with bytes. JSON encodes them as text with one character for each byte."""
 
     avro, python = "bytes", (bytes,)
 
@@ -531,7 +532,7 @@ class Bytes(Field[V]):
 
 
 class String(Field[V]):
-    """A field of text."""
+    """A field with text."""
 
     avro, python = "string", (str,)
 

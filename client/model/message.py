@@ -33,7 +33,8 @@ from .schema import BytesSchema, Schema
 
 
 class SchemasByVersion(Protocol):
-    """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
+    """The interface of the schemas with which the messages of a topic were written, by version
+    (client/connect/connections.py)."""
 
     def get_schema(self, version: bytes) -> SchemaInfo: ...
     def find_cached(self, version: bytes) -> SchemaInfo | None: ...
@@ -41,7 +42,8 @@ class SchemasByVersion(Protocol):
 
 
 class ReceivingConsumer(Protocol):
-    """The consumer of one partition through which an entry came (client/consume/partition_consumer.py)."""
+    """The interface of the consumer of one partition, for the entries that it received
+    (client/consume/partition_consumer.py)."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -49,33 +51,34 @@ class ReceivingConsumer(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writer_schemas(self) -> SchemasByVersion | None:
-        """Returns the schemas of the incarnation of the topic that the consumer reads now."""
+        """Returns the schemas with which the messages of the topic were written, of the incarnation of the topic that
+        the consumer reads now."""
         ...
     @property
     def must_keep_order(self) -> bool:
-        """Whether a failed message blocks those after it. If so, the redelivery count of a batch applies only to its
-        first message that is not acknowledged."""
+        """Returns whether a failed message blocks the messages after it. If so, the redelivery count of a batch applies
+        only to its first message that is not acknowledged."""
         ...
 
     def on_taken(self, message: Message) -> None:
-        """Fact: the application, or a filter, received the last message of an entry, so that its permits can be
-        granted again."""
+        """Fact: the application, or a filter in the client, received the last message of an entry, so that the permits
+        of the entry can be granted again."""
         ...
 
     def on_take_interrupted(self) -> None:
-        """Fact: Ctrl-C interrupted `on_taken`."""
+        """Fact: Ctrl-C interrupted a call of `on_taken` at an unknown point."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
     def copy_encryptor(self, message: Message) -> Encrypt | None:
-        """Returns a function that encrypts a copy of the message for the readers of the message; None if the message
-        was not encrypted. Raises CryptoError."""
+        """Returns a function that encrypts a copy of a message, so that the readers of the message can read the copy;
+        None if the message was not encrypted. Raises CryptoError if the message cannot be decrypted."""
         ...
 
 
 
 class ReceivedEntry:
-    """A received entry: the fields that its messages share."""
+    """An entry that a consumer received, with the fields that all messages of the entry share."""
 
     __slots__ = (
         "charged",
@@ -143,18 +146,18 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """Returns the payload as it was sent."""
+        """Returns the bytes of the message as the producer sent them."""
         payload = self._payload
         return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def data(self) -> bytes:
-        """Returns the payload as it was sent; empty for a message without a value."""
+        """Returns the bytes of the message as the producer sent them; empty for a message without a value."""
         payload = self._payload
         return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def value(self) -> Any:
-        """Returns the payload, decoded by the consumer's schema; None for a message without a value. With a KeyValue
-        schema of SEPARATED keys returns the pair, or None if the message was sent as None."""
+        """Returns the value of the message: the payload, decoded by the consumer's schema; None for a message without a
+        value. With a KeyValue schema of SEPARATED keys returns the pair, or None if the message was sent as None."""
         schema = self.entry.consumer.schema
         if self.fields.null_value and not (schema.separated and self._has_key):
             return None
@@ -166,8 +169,8 @@ class Message:
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
-        """Returns the key as bytes; a text key as UTF-8. A key that is marked as base64 but is no valid base64 counts
-        as text."""
+        """Returns the key of the message as bytes; a text key as UTF-8. A key that is marked as base64 but is no valid
+        base64 counts as text."""
         key = self.fields.partition_key
         if self.fields.partition_key_b64_encoded:
             with suppress(ValueError):
@@ -175,13 +178,15 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """Returns the schema with which the message was written. Returns None if the message names no schema; it is
-        then decoded with the consumer's own schema. Raises InvalidMessage."""
+        """Returns the schema with which the producer wrote the message. Returns None if the message names no schema;
+        the message is then decoded with the consumer's own schema. Raises InvalidMessage if the topic lacks the
+        schema."""
         writers = self._decoded_by()
         return None if writers is None else writers.get_schema(self.writer_version)
 
     async def know_writer(self) -> None:
-        """Fetches the schema with which the message was written, if decoding needs it and it is not known."""
+        """Fetches from the broker the schema with which the message was written, if decoding needs this schema and the
+        client does not have it yet."""
         if (writers := self._decoded_by()) is not None:
             await writers.fetch(self.writer_version)
 
@@ -191,32 +196,33 @@ class Message:
 
     @property
     def writer_version(self) -> bytes:
-        """Returns the version of the schema with which the message was written, 8 bytes; empty if the message names
-        none."""
+        """Returns the version of the schema with which the message was written, as 8 bytes; empty if the message names
+        no schema."""
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
-        """Returns a copy of the properties. Bytes in them that are not UTF-8 become U+FFFD."""
+        """Returns a copy of the message's properties. Bytes in them that are not UTF-8 become U+FFFD."""
         return properties_of(self.fields)
 
     def partition_key(self) -> str:
-        """Returns the key; empty: none. If the key is bytes (`key_bytes`), or not UTF-8, returns its base64."""
+        """Returns the key of the message; an empty text if it has no key. If the key is bytes (`key_bytes`), or not
+        UTF-8, returns its base64."""
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
-        """Returns the ordering key; empty: none."""
+        """Returns the ordering key of the message; an empty text if it has none."""
         return self.fields.ordering_key.decode("utf-8", "replace")
 
     def has_null_value(self) -> bool:
-        """Whether the message was sent without a value, which deletes its key in a compacted topic."""
+        """Returns whether the message was sent without a value. In a compacted topic such a message deletes its key."""
         return self.fields.null_value
 
     def has_null_key(self) -> bool:
-        """Whether the message has no key. False if its key is the empty string."""
+        """Returns whether the message has no key. Returns False if its key is the empty string."""
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
-        """Returns the event time in ms since the epoch; 0: none."""
+        """Returns the event time that the producer set, in ms since the epoch; 0 if it set none."""
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
@@ -238,33 +244,34 @@ class Message:
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
-        """Returns how often the broker delivered the message before; 0: this is the first time."""
+        """Returns how often the broker has delivered the message before this time; 0: this is the first delivery."""
         entry = self.entry
         if entry.redelivery_count and entry.consumer.must_keep_order and self.batch_index > entry.first_index:
             return 0
         return entry.redelivery_count
 
     def topic_name(self) -> str:
-        """Returns the full name of the topic, or of the partition."""
+        """Returns the full name of the topic from which the message came; for a partitioned topic, of the partition."""
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> EncryptionContext | None:
-        """Returns how the message's entry was encrypted; None if it was not."""
+        """Returns the description of how the message's entry was encrypted; None if it was not encrypted."""
         metadata = self.entry.header.metadata
         return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
     def index(self) -> int:
-        """Returns the message's offset: its number in the partition, without gaps; -1: not known."""
+        """Returns the index of the message: its number in the partition, without gaps; -1 if the index is not known."""
         entry = self.entry
         return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
 
     def sequence_id(self) -> int:
-        """Returns the sequence id that the producer gave the message."""
+        """Returns the sequence id with which the producer sent the message."""
         own = getattr(self.fields, "sequence_id", 0)
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
-        """Returns the id of the message, for `acknowledge`, `seek`, and the start of a reader."""
+        """Returns the id of the message, which can be passed to `acknowledge` and `seek`, or used as the start of a
+        reader."""
         entry = self.entry
         topic = entry.consumer.topic
         return UncheckedMessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size,
@@ -276,8 +283,8 @@ class Message:
 
 
 class CiphertextMessage(Message):
-    """An entry that could not be decrypted, as one message, even if it is a batch: `data` is the ciphertext.
-    Properties and key are those of the entry."""
+    """A message for an entry that could not be decrypted: one message, even if the entry is a batch. `data` is the
+    ciphertext; the properties and the key are those of the entry."""
 
     __slots__ = ()
 
@@ -286,7 +293,7 @@ class CiphertextMessage(Message):
 
 
 class DamagedMessage(Message):
-    """An entry that cannot be read. Receiving it raises `error`."""
+    """A placeholder for an entry that cannot be read. Receiving it raises `error`."""
 
     __slots__ = ("_cause", "_id")
 
@@ -323,13 +330,13 @@ class MessageBatch:
         self._id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
-        """Sets the ledger, entry and partition of the messages' ids."""
+        """Sets the ledger, the entry and the partition that the ids of the parsed messages get. Returns this object."""
         check_parameter("msg_id", instance_check(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
-        """Returns the `size` messages of a batch."""
+        """Parses the payload `data` of a batch and returns its `size` messages."""
         check_parameter("size", whole_number_check(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shorten_value(data)}")
@@ -385,22 +392,24 @@ class _Unconnected(ReceivingConsumer):
 
 
 class ConsumerEventListener(Protocol):
-    """A listener that is notified, per partition, whether this consumer of a Failover subscription is the active one.
+    """Base class of a program's listener, which is called, for each partition, when this consumer of a Failover
+    subscription becomes the active one or stops being it.
 
     `partition_id` -1: the topic is not partitioned. Exceptions that the listener raises are logged.
     """
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
-        """Called when this consumer becomes the one that gets the messages of the partition."""
+        """Called when this consumer becomes the active one of the partition: it gets the messages from now on."""
         ...
 
     def became_inactive(self, consumer: Any, partition_id: int) -> object:
-        """Called when another consumer becomes the one that gets the messages of the partition."""
+        """Called when another consumer becomes the active one of the partition, and this one gets no more messages."""
         ...
 
 
 class ActiveEvents:
-    """Calls a ConsumerEventListener. Stores events that arrive before the consumer exists until `attach_consumer`."""
+    """Calls a ConsumerEventListener for the events of one consumer. Events that come before the consumer exists are
+    stored until `attach_consumer` is called."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
@@ -413,7 +422,7 @@ class ActiveEvents:
             self._call()
 
     def attach_consumer(self, consumer: Any) -> None:
-        """Sets the consumer, with which the listener is called from now on, also for the stored events."""
+        """Sets the consumer that is passed to the listener, and calls the listener for the stored events."""
         self._consumer = consumer
         self._call()
 
@@ -423,7 +432,8 @@ class ActiveEvents:
 
 
 def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
-    """Calls the listener with an event. Logs an exception that the listener raises; the consumer goes on."""
+    """Calls the listener with an event: the consumer became active or inactive. Logs an exception that the listener
+    raises; the consumer goes on."""
     try:
         if active:
             listener.became_active(consumer, partition)

@@ -66,40 +66,42 @@ class MessageId:
         return self._ledger_id
 
     def entry_id(self) -> int:
-        """Returns the number of the message's entry in the ledger, from 0."""
+        """Returns the number of the entry that contains the message, from 0 in each ledger."""
         return self._entry_id
 
     def batch_index(self) -> int:
-        """Returns the number of the message in its entry, from 0; -1: the entry is one message."""
+        """Returns the number of the message in its entry, from 0; -1: the whole entry is one message."""
         return self._batch_index
 
     def partition(self) -> int:
-        """Returns the partition of the message; -1: the topic is not partitioned."""
+        """Returns the number of the message's partition; -1: the topic is not partitioned."""
         return self._partition
 
     def position(self) -> Position:
-        """Returns the ledger and entry of the message."""
+        """Returns the position of the message's entry: the ids of its ledger and entry."""
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
-        """Returns the positions of all chunks of a chunked message, as far as they are known; empty: the message is one
-        entry."""
+        """Returns the positions of all chunks of a chunked message, as far as they are known; an empty tuple if the
+        message is one entry."""
         return self._chunks
 
     def first_chunk_message_id(self) -> MessageId | None:
-        """Returns the id of the first chunk of a chunked message; None: the message is one entry."""
+        """Returns the message id of the first chunk of a chunked message; None if the message is one entry."""
         return UncheckedMessageId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
-        """Returns the number of messages in the entry; 0: not known."""
+        """Returns the number of messages in the message's entry; 0 if it is not known."""
         return self._size
 
     def topic_name(self) -> str:
-        """Returns the full name of the topic (or partition) from which the message was received; empty: not known."""
+        """Returns the full name of the topic (or partition) from which the message was received; an empty text if it is
+        not known."""
         return self._topic
 
     def serialize(self) -> bytes:
-        """Returns the bytes that Pulsar writes (MessageIdData), without the topic: `deserialize` reads them."""
+        """Converts the id to bytes and returns these: Pulsar's MessageIdData, without the topic. `deserialize` reads
+        them."""
         data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
         if self._partition >= 0:
             data.partition = self._partition
@@ -114,15 +116,16 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """Returns the id itself; exists because Pulsar's client has two such classes."""
+        """Returns the message id that was passed, unchanged; exists because Pulsar's client has two such classes and
+        converts between them."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shorten_value(msg_id)}")
         return msg_id
 
     @staticmethod
     def deserialize(message_id_bytes: Bytes, topic: Text | None = None) -> MessageId:
-        """Returns the id that `serialize` wrote. `topic`: the full name of its topic. Raises InvalidMessage if the
-        bytes are not an id."""
+        """Returns the id for bytes that `serialize` returned. `topic`: the full name of the topic of the message.
+        Raises InvalidMessage if the bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shorten_value(message_id_bytes)}")
         check_parameter("topic", TEXT_OR_NONE, topic)
@@ -146,8 +149,8 @@ class MessageId:
 
     @staticmethod
     def parse(text: Text) -> MessageId:
-        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`. Raises InvalidMessage if the text is none
-        of these."""
+        """Makes a message id from the text `ledger:entry[:partition[:batch]]`, `earliest` or `latest`, and returns it.
+        Raises InvalidMessage if the text is none of these."""
         check_parameter("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
@@ -156,18 +159,18 @@ class MessageId:
         return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
 
     def to_wire(self) -> wire.MessageId:
-        """Returns the id as it is sent to a broker."""
+        """Converts the id to the Protobuf message with which it is sent to a broker, and returns this."""
         return wire.MessageId(
             ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
         )
 
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
-        """Returns the id that a broker sent."""
+        """Makes the id from the Protobuf message that a broker sent, and returns it."""
         return UncheckedMessageId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
-        """Returns the numbers by which ids are compared: ledger, entry, batch index, partition."""
+        """Returns the tuple by which ids are compared: ledger, entry, batch index, partition."""
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
 
     def __eq__(self, other: object) -> bool:
@@ -200,8 +203,8 @@ class MessageId:
 
 
 class UncheckedMessageId(MessageId):
-    """The id of a stored message. Its arguments are not checked, because one is made for each message that is sent or
-    received."""
+    """A MessageId whose arguments are not checked when it is made, because the client makes one for each message that
+    is sent or received."""
 
     __slots__ = ()
 

@@ -147,8 +147,8 @@ READER: Table = {
 
 
 def pick_parameters(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Returns the parameters of a method from its `locals()`, without `self` and those named in `without`. Must be
-    called in the method's first line."""
+    """Returns the parameters of the calling method from its `locals()`, without `self` and the names in `without`. Must
+    be called in the first line of that method."""
     return {name: to_plain_text(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
@@ -213,7 +213,7 @@ BATCH_INDEX_MAX = 2**31 - 1
 
 
 class ReaderStart:
-    """The position at which a reader starts; it stays the same over reconnects."""
+    """The position at which a reader starts to read. It stays the same when the reader reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 
@@ -229,8 +229,8 @@ class ReaderStart:
         return not self.is_before_start(position, 0) or (self.begun is not None and position >= self.begun)
 
     def is_before_start(self, position: Position, index: int) -> bool:
-        """Whether the message at that position and batch index is before the start. A start without a batch index
-        means the whole entry."""
+        """Returns whether the message at that position and batch index is before the start, so that the reader must not
+        return it. A start without a batch index means the whole entry."""
         start = self.id
         here = (position.ledger_id, position.entry_id)
         there = (start.ledger_id(), start.entry_id())
@@ -242,8 +242,8 @@ class ReaderStart:
 
 
 def first_wanted_id(place: MessageId, *, inclusive: bool) -> MessageId:
-    """Returns the id of the first wanted message: `place` itself, or its first chunk; if not `inclusive`, the message
-    after it. A `place` without a batch index means the whole entry."""
+    """Returns the id of the first message that a reader must return. If `inclusive`, this is the message at `place`, or
+    its first chunk; else the message after it. A `place` without a batch index means the whole entry."""
     if place in (MessageId.earliest, MessageId.latest):
         return place
     if inclusive:

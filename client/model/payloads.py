@@ -25,8 +25,8 @@ Encode = Callable[[Any], bytes]
 
 
 def avro_definition(info: SchemaInfo) -> Any:
-    """Parses the definition of an AVRO or JSON schema. Returns what fastavro returns, with full names. Raises
-    InvalidSchema."""
+    """Parses the definition of an AVRO or JSON schema and returns the schema as fastavro parsed it, with full names.
+    Raises InvalidSchema."""
     try:
         return fastavro().parse_schema(json.loads(info.data))
     except RecursionError:

@@ -77,7 +77,7 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
-    """A field of a list whose elements have one type: a field, a class of fields, an enum, or a record."""
+    """A field with a list whose elements have one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "array", (list,)
 
@@ -113,7 +113,8 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
-        """Checks the elements. The error for an element of another type has the text of Pulsar's client."""
+        """Checks all elements of the list. Raises InvalidMessage; the error for an element of another type has the text
+        of Pulsar's client."""
         super().check(value)
         for each in value:
             if not self.items.is_of_type(each):
@@ -136,7 +137,7 @@ class Array(Field[V]):
 
 
 class Map(Field[V]):
-    """A field of a dict of text to values of one type: a field, a class of fields, an enum, or a record."""
+    """A field with a dict from text to values of one type: a field, a class of fields, an enum, or a record."""
 
     avro, python = "map", (dict,)
 
@@ -172,8 +173,8 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
-        """Checks keys and values. The error for a value of another type has the text of Pulsar's client, with its two
-        spaces."""
+        """Checks all keys and values of the dict. Raises InvalidMessage; the error for a value of another type has the
+        text of Pulsar's client, with its two spaces."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
@@ -242,7 +243,7 @@ FIELD_PARAMETERS = ("default", "required", "required_default")
 
 
 class NoSuchField(InvalidMessage, AttributeError):
-    """A record has no field of that name. AttributeError as Pulsar's records raise it."""
+    """Raised when a record has no field of that name. It is an AttributeError, as Pulsar's records raise it."""
 
 
 class _RecordType(type):
@@ -317,17 +318,18 @@ class Record(metaclass=_RecordType):
         super().__setattr__(name, value)
 
     def is_whole(self) -> bool:
-        """Whether every required field has a value."""
+        """Returns whether every required field of the record has a value."""
         return not any(field._required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
-        """Raises InvalidMessage if a required field has no value."""
+        """Raises InvalidMessage if a required field of the record has no value."""
         for name, field in self._fields.items():
             if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def plain(self, text: TextEncoding) -> dict[str, Any]:
-        """Returns the fields by name, converted to what JSON or Avro encodes."""
+        """Returns the fields of the record as a dict by name, with their values converted to plain Python values that
+        JSON or Avro can encode."""
         return {
             name: None if (value := getattr(self, name)) is None else field.plain(value, text)
             for name, field in self._fields.items()
@@ -335,7 +337,8 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], text: TextEncoding) -> Any:
-        """Makes a record from decoded JSON or Avro; unknown fields are ignored, and missing ones get their defaults."""
+        """Makes a record from a dict that was decoded from JSON or Avro, and returns the record. Unknown fields are
+        ignored, and missing fields get their defaults."""
         return cls(
             **{
                 name: None if plain[name] is None else field.from_plain(plain[name], text)
@@ -353,23 +356,23 @@ class Record(metaclass=_RecordType):
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Returns the value that another record stores when its field called `name`, of this type, is set to `val`.
-        Raises InvalidMessage."""
+        """Returns the value that a record stores when its field called `name`, whose type is this record, is set to
+        `val`. Raises InvalidMessage if `val` does not fit."""
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
-        """For a record that is a field of another record: returns the value of that field for None."""
+        """Returns the default value of a field whose type is this record: the value that the field has when it is
+        None."""
         return self.declared_.get("default")
 
     def required_default(self) -> bool:
-        """For a record that is a field of another record: whether the Avro schema contains the default of
-        that field."""
+        """Returns whether the Avro schema contains the default value of a field whose type is this record."""
         return bool(self.declared_.get("required_default"))
 
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
-        """Returns the record's type as part of a schema. `defined_names`: a `DefinedTypes` with the types that are
-        already defined; None: no type is."""
+        """Returns the record's type as a part of an Avro schema. `defined_names`: a `DefinedTypes` with the types that
+        the schema has defined already; None: the schema has defined no type."""
         return cls.definition(defined_names if isinstance(defined_names, DefinedTypes) else DefinedTypes(), "")
 
     @classmethod
@@ -380,7 +383,8 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def definition(cls, names: DefinedTypes, namespace: str) -> Any:
-        """Returns the record's type as part of a schema; only its full name if it is already defined."""
+        """Returns the record's type as a part of an Avro schema: its definition, or only its full name if the schema
+        has defined it already."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
         if not names.register_if_new(name, cls):

@@ -22,8 +22,8 @@ __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
 
 class SchemaTypeOfClient(ClientEnum):
-    """The types of schemas with the names and numbers of Pulsar's client. Types below 0 are not registered with a
-    topic.
+    """The types of schemas, with the names and numbers of Pulsar's client. Types with a number below 0 are not
+    registered with a topic.
 
     The numbers above 0 are those of `magnetar.proto.schema.SchemaType`.
     """
@@ -58,7 +58,8 @@ SchemaTypeOfClient.__name__ = SchemaTypeOfClient.__qualname__ = "SchemaType"
 
 
 class SchemaDescription:
-    """The description of a schema as in Pulsar's client, where it is called `SchemaInfo`."""
+    """The description of a schema (type, name, definition) as Pulsar's client has it, where the class is called
+    `SchemaInfo`."""
 
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
         """Makes a description. `schema`: the text of its definition. Raises InvalidConfiguration if an argument has
@@ -70,14 +71,14 @@ class SchemaDescription:
 
     @classmethod
     def of(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """Returns the description of a schema. `info` None: the description of plain bytes."""
+        """Makes the description of a schema, and returns it. `info` None: returns the description of plain bytes."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
         return cls(kind, info.name, info.data.decode() or "null")
 
     def schema_type(self) -> SchemaTypeOfClient:
-        """Returns the type of the schema. BYTES: no schema is registered with the topic."""
+        """Returns the type of the schema. The type BYTES means that no schema is registered with the topic."""
         return self._type
 
     def name(self) -> str:
@@ -85,7 +86,7 @@ class SchemaDescription:
         return self._name
 
     def schema(self) -> str:
-        """Returns the text of the schema's definition; `null`: there is none."""
+        """Returns the text of the schema's definition; the text `null` if it has no definition."""
         return self._schema
 
 
@@ -126,52 +127,56 @@ class Schema:
             ) from error
 
     def encode(self, obj: Any) -> bytes:
-        """Encodes a value; returns the payload."""
+        """Encodes a value and returns the payload, as bytes."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """Decodes a payload; returns the value."""
+        """Decodes a payload and returns the value."""
         raise NotImplementedError
 
     def decode_message(self, msg: Message) -> Any:
-        """Returns the decoded value of a message. `Message.value` calls this."""
+        """Decodes a received message and returns its value. `Message.value` calls this."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()
             return self.decode_pair(key, None if msg.has_null_value() else msg.data())
         return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
-        """Returns the description of the registered schema, as in Pulsar's client."""
+        """Returns the description of the schema that is registered with the topic, as Pulsar's client has it."""
         return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
-        """Stores the client. Exists because programs for Pulsar's client call it; nothing here uses the client."""
+        """Stores the client in the schema. Exists because programs for Pulsar's client call it; Magnetar does not use
+        the stored client."""
         self._client = client
 
     def info(self) -> SchemaInfo | None:
-        """Returns the schema to register with a topic; None: bytes, which is not registered."""
+        """Returns the schema that producers and consumers register with the topic; None: plain bytes, for which no
+        schema is registered."""
         return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
-        """Decodes a payload that was written with the schema `writer`; None: the message names no schema."""
+        """Decodes a payload that was written with the schema `writer` and returns the value. `writer` None: the message
+        names no schema."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
-        """For schemas with `of_topic`: returns the schema to use in place of this one. `info`: the schema of the
-        topic; None: the topic has none."""
+        """Returns the schema to use in place of this one, made for a topic's schema. Called only for schemas with
+        `of_topic`, which depend on the topic. `info`: the schema of the topic; None: the topic has none."""
         return self
 
     def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Encodes a pair whose key is SEPARATED. Returns the key, which becomes the key of the message, and the
-        payload; either may be None."""
+        """Encodes a (key, value) pair whose key is SEPARATED from the payload. Returns the encoded key, which becomes
+        the key of the message, and the payload; either may be None."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
-        """Encodes the key of a pair whose key is SEPARATED; None if the key is None."""
+        """Encodes the key of a (key, value) pair whose key is SEPARATED, and returns it; None if the key is None."""
         return self.encode_apart(value)[0]
 
     def decode_pair(self, key: bytes | None, payload: bytes | None) -> Any:
-        """Decodes a pair whose key is SEPARATED. `key`: the key of the message."""
+        """Decodes a (key, value) pair whose key is SEPARATED, and returns it. `key`: the key of the message; `payload`:
+        the encoded value."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
@@ -186,7 +191,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The schema of plain payloads: `bytes` or a similar type. This is the default."""
+    """The schema of payloads that are not encoded: `bytes` or a similar type. This is the default."""
     def __init__(self) -> None:
         super().__init__(bytes, schema_name="BYTES")
 
@@ -197,12 +202,12 @@ class BytesSchema(Schema):
         return bytes(data)
 
     def decode(self, data: bytes) -> bytes:
-        """Returns the payload itself."""
+        """Returns the payload unchanged."""
         return data
 
 
 class StringSchema(Schema):
-    """The schema of text, as UTF-8."""
+    """The schema of text, which is encoded as UTF-8."""
     def __init__(self) -> None:
         super().__init__(str, SchemaType.STRING, None, "STRING")
 
@@ -314,7 +319,8 @@ def fastavro() -> Any:
 
 
 def parse_avro_schema(writer: SchemaInfo) -> Any:
-    """Parses an Avro schema, with fastavro. Raises InvalidMessage if it is not valid."""
+    """Parses an Avro schema with fastavro and returns the parsed schema. Raises InvalidMessage if the schema is not
+    valid."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
     try:
@@ -324,8 +330,8 @@ def parse_avro_schema(writer: SchemaInfo) -> Any:
 
 
 def read_avro(payload: bytes, writer: CheckedSchema, reader: Any = None) -> Any:
-    """Decodes a payload. Raises InvalidMessage if it does not fit the writer's schema, has additional bytes, or
-    declares more items than it can contain."""
+    """Decodes an Avro payload and returns the value. Raises InvalidMessage if the payload does not fit the writer's
+    schema, has additional bytes, or declares more items than it can contain."""
     writer.check(payload)
     source = io.BytesIO(payload)
     try:

@@ -41,17 +41,18 @@ from .tracing import Tracing
 
 
 class RedeliveryBackoff(Protocol):
-    """Chooses the delay of a redelivery by how often the entry was delivered before."""
+    """Base class of the rules that choose the delay before a redelivery, by how often the entry was delivered
+    before."""
 
     def next(self, redelivery_count: int) -> int:
-        """Returns the delay in ms before an entry with this redelivery count is delivered again."""
+        """Returns the delay in ms before an entry is delivered again that was redelivered `redelivery_count` times."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MultiplierRedeliveryBackoff:
-    """An exponential delay, as in Pulsar: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60
-    s (A7)."""
+    """A redelivery delay that grows exponentially, as in Pulsar: min, min × multiplier, … up to max. With the defaults:
+    1, 2, 4, … 60 s (A7)."""
 
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
@@ -63,7 +64,7 @@ class MultiplierRedeliveryBackoff:
             raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
     def next(self, redelivery_count: int) -> int:
-        """Returns the delay in ms before an entry with this redelivery count is delivered again."""
+        """Returns the delay in ms before an entry is delivered again that was redelivered `redelivery_count` times."""
         if redelivery_count <= 0 or self.min_delay_ms <= 0:
             return self.min_delay_ms
         delay, times = float(self.min_delay_ms), redelivery_count
@@ -80,7 +81,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(ClientEnum):
-    """The compression of a producer's entries."""
+    """The methods by which a producer can compress its entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -110,19 +111,20 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
 class InitialPosition(ClientEnum):
-    """Where a new subscription begins: after the last message, or at the first stored one."""
+    """The positions at which a new subscription can begin: after the last message of the topic, or at the first stored
+    message."""
     Latest = model.InitialPosition.LATEST
     Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
-    """Which messages share an entry: consecutive ones, or those of one key (for KeyShared)."""
+    """The rules by which messages share an entry: consecutive messages, or messages of the same key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
 class ProducerAccessMode(ClientEnum):
-    """Which other producers may publish to the topic.
+    """The modes that say which other producers may publish to the topic.
 
     Shared: all. Exclusive: none; opening raises ProducerFenced if there is one. WaitForExclusive: waits, without a
     limit, until there is no other. ExclusiveWithFencing: takes the topic over; the other producers get ProducerFenced.
@@ -134,14 +136,15 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """Which topics a pattern matches. Non-persistent topics are found only while a broker has them open."""
+    """The kinds of topics that a topic pattern can match: persistent, non-persistent, or all. Non-persistent topics are
+    found only while a broker has them open."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
 
 
 class ConsumerCryptoFailureAction(ClientEnum):
-    """What happens to a message that a consumer cannot decrypt.
+    """The actions for a message that a consumer cannot decrypt.
 
     FAIL: the application does not receive it, it is not acknowledged, and it is redelivered after the ack time-out.
     DISCARD: it is acknowledged. CONSUME: the application receives its ciphertext, a batch as one message, with
@@ -153,8 +156,8 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """How the keys of a KeyShared subscription are divided among its consumers: by the broker, or by `sticky_ranges`
-    of each."""
+    """The ways in which the keys of a KeyShared subscription are divided among its consumers: by the broker, or by the
+    `sticky_ranges` of each consumer."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 
@@ -166,7 +169,7 @@ def _require(condition: bool, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of a client."""
+    """The settings of a client, made from the parameters of `Client`."""
 
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
     connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
@@ -187,7 +190,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """Settings of a producer."""
+    """The settings of a producer, made from the parameters of `Client.create_producer`."""
 
     producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
     schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
@@ -257,33 +260,36 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
-        """Returns how the keys are divided."""
+        """Returns the way in which the keys are divided among the consumers."""
         return self._mode
 
     @property
     def allow_out_of_order_delivery(self) -> bool:
-        """Whether a key may move to another consumer before the first one has acknowledged its messages."""
+        """Returns whether a key may move to another consumer before the first consumer has acknowledged the messages of
+        this key."""
         return self._out_of_order
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """Returns the policy itself; exists because Pulsar's client has two such classes."""
+        """Returns this policy object; exists because Pulsar's client has two such classes and converts between them."""
         return self
 
     @property
     def sticky_ranges(self) -> list[tuple[int, int]]:
-        """Returns (first, last) pairs of hashes, both included; empty with AutoSplit."""
+        """Returns the hash ranges of this consumer as (first, last) pairs, both included; an empty list with
+        AutoSplit."""
         return list(self._ranges)
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """Returns `key_shared_mode`."""
+        """Returns the way in which the keys are divided: `key_shared_mode` under its name in Pulsar's C++ client."""
         return self._mode
 
     def is_allow_out_of_order_delivery(self) -> bool:
-        """Returns `allow_out_of_order_delivery`."""
+        """Returns whether a key may move early to another consumer: `allow_out_of_order_delivery` under its name in
+        Pulsar's C++ client."""
         return self._out_of_order
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """Returns `sticky_ranges`."""
+        """Returns the hash ranges of this consumer: `sticky_ranges` under its name in Pulsar's C++ client."""
         return self.sticky_ranges
 
 
@@ -308,25 +314,28 @@ class ConsumerDeadLetterPolicy:
                 object.__setattr__(self, name, "")
 
     def policy(self) -> ConsumerDeadLetterPolicy:
-        """Returns the policy itself; exists because Pulsar's client has two such classes."""
+        """Returns this policy object; exists because Pulsar's client has two such classes and converts between them."""
         return self
 
     def getMaxRedeliverCount(self) -> int:
-        """Returns `max_redeliver_count`."""
+        """Returns how often a message may be redelivered: `max_redeliver_count` under its name in Pulsar's C++
+        client."""
         return self.max_redeliver_count
 
     def getDeadLetterTopic(self) -> str:
-        """Returns `dead_letter_topic`."""
+        """Returns the name of the dead-letter topic: `dead_letter_topic` under its name in Pulsar's C++ client."""
         return self.dead_letter_topic or ""
 
     def getInitialSubscriptionName(self) -> str:
-        """Returns `initial_subscription_name`."""
+        """Returns the name of the subscription that is created with the dead-letter topic: `initial_subscription_name`
+        under its name in Pulsar's C++ client."""
         return self.initial_subscription_name or ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """Settings of a consumer."""
+    """The settings of a consumer or reader, made from the parameters of `Client.subscribe` or
+    `Client.create_reader`."""
 
     consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects

@@ -102,15 +102,15 @@ class Tracing:
         self._partitions: dict[ReceivingConsumer, ProcessSpans] = {}
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters. `open_spans`: now; `not_traced`: messages without a span since the beginning, because
-        `open_spans_max` were open."""
+        """Returns counters. `open_spans`: the number of spans that are open now; `not_traced`: the number of messages
+        that got no span since the beginning, because `open_spans_max` spans were open."""
         return {"open_spans": self._open_spans_max - len(self._room), "not_traced": self._not_traced}
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[Span]:
-        """Makes the process span of a received message the current one for a `with` block, and yields it. An exception
-        that leaves the block is recorded as the error of the span, and raised. For a message that is not traced, or is
-        settled already, changes nothing and yields a span that records nothing."""
+        """Makes the process span of a received message the current span for a `with` block, and yields this span. An
+        exception that leaves the block is recorded as the error of the span, and raised. For a message that is not
+        traced, or is settled already, changes nothing and yields a span that records nothing."""
         spans = self._partitions.get(message.entry.consumer)
         span = None if spans is None else spans.find(message)
         if span is None:
@@ -125,24 +125,25 @@ class Tracing:
             raise
 
     def inject(self, properties: dict[str, str] | None = None) -> dict[str, str] | None:
-        """Returns the properties with the current context, if that is sampled and they have none; else unchanged. For
-        messages that are sent later, as those of an outbox."""
+        """Returns the properties with the current trace context added, if that context is sampled and the properties
+        contain none; else returns the properties unchanged. For messages that are sent later, as those of an outbox."""
         if not isinstance(properties, dict | None) or (properties and self._find_context(properties) is not None):
             return properties
         return self._with_context(self._current().get_span_context(), properties)
 
     # ------------------------------------------------------------------------------ sending
     def is_recording(self) -> bool:
-        """Whether what is sent now is traced: the current span is recorded, or every message is."""
+        """Returns whether messages that are sent now are traced: the current span is recorded, or every message is
+        traced."""
         return self._every or self._current().is_recording()
 
     @contextmanager
     def sending(
         self, topic: str, callback: Callback, properties: dict[str, str] | None
     ) -> Iterator[tuple[Callback, dict[str, str] | None]]:
-        """Begins the span of a message that the block adds to a producer (`is_recording`). Yields the callback and the
-        properties with which it must be added. If the block raises, the message was refused, and the error ends the
-        span."""
+        """Begins the send span of a message that the `with` block adds to a producer. Yields the callback and the
+        properties with which the block must add the message. If the block raises, the message was refused, and the span
+        ends with the error. Only called if `is_recording`."""
         if not isinstance(properties, dict | None):  # it is refused
             yield callback, properties
             return
@@ -164,8 +165,8 @@ class Tracing:
 
     @contextmanager
     def copying(self, message: Message, topic: str, properties: dict[str, str]) -> Iterator[None]:
-        """Records the block as the sending of a copy of a received message to `topic`. The context of the copy replaces
-        that of the message in `properties`."""
+        """Records the `with` block as a span: the sending of a copy of the received message `message` to `topic`.
+        Replaces the trace context in `properties` by the context of the copy."""
         spans = self._partitions.get(message.entry.consumer)
         process = None if spans is None else spans.find(message)
         known = self._find_context(properties)
@@ -195,19 +196,19 @@ class Tracing:
     def add_partition(
         self, consumer: ReceivingConsumer, topic: TopicName, subscription: str, *, times_out: bool
     ) -> ProcessSpans:
-        """Returns the process spans of a partition's consumer, which must close them when it ends. `times_out`: what is
-        not acknowledged in time is delivered again."""
+        """Makes and returns the ProcessSpans of a partition's consumer, which must close them when it ends.
+        `times_out`: whether messages that are not acknowledged in time are delivered again."""
         spans = self._partitions[consumer] = ProcessSpans(self, topic, subscription, times_out)
         return spans
 
     def remove_partition(self, consumer: ReceivingConsumer) -> None:
-        """Ends the process spans of a consumer that is closed."""
+        """Ends all process spans of a partition's consumer, because it is closed."""
         spans = self._partitions.pop(consumer, None)
         if spans is not None:
             spans.settle_all()
 
     def begin_process(self, message: Message) -> None:
-        """Begins the span of a message that the program receives now."""
+        """Begins the process span of a message that the program receives now, if the message is traced."""
         spans = self._partitions.get(message.entry.consumer)
         if spans is None:
             return
@@ -245,12 +246,13 @@ class Tracing:
         return None
 
     def end(self, span: Span) -> None:
-        """Ends a span that this object began."""
+        """Ends a span that this Tracing object began."""
         self._room.append(0)
         span.end()
 
     def fail(self, span: Span, kind: str, text: str) -> None:
-        """Ends a span with an error. `kind`: the value of `error.type`."""
+        """Ends a span with an error. `kind`: the value of the attribute `error.type`; `text`: the description of the
+        error."""
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, text)
         self.end(span)
@@ -305,7 +307,7 @@ class _SendSpan:
 
 
 class ProcessSpans:
-    """The open process spans of one partition's consumer."""
+    """The spans of messages that the program has received from one partition and not acknowledged yet."""
 
     __slots__ = ("_open", "_times_out", "_tracing", "attributes", "topic")
 
@@ -319,7 +321,8 @@ class ProcessSpans:
         self._open: dict[_Key, Span] = {}
 
     def add(self, message: Message, span: Span) -> None:
-        """Adds the span of a message that is delivered now; one of an earlier delivery ends."""
+        """Adds the span of a message that is delivered now. If an earlier delivery of the message has an open span,
+        ends that span."""
         key = (*message.entry.position, message.batch_index)
         self._end(key)
         self._open[key] = span
@@ -328,8 +331,8 @@ class ProcessSpans:
         return self._open.get((*message.entry.position, message.batch_index))
 
     def settle(self, which: Message | MessageId, how: str) -> None:
-        """Ends the span of a message that is acknowledged or given back; those of all messages of an entry, if a
-        message id names the whole entry."""
+        """Ends the span of a message that is acknowledged or negatively acknowledged. If `which` is the message id of a
+        whole entry, ends the spans of all messages of the entry. `how`: the name of the outcome in the span."""
         if not self._open:
             return
         if isinstance(which, Message):
@@ -344,7 +347,7 @@ class ProcessSpans:
                 self._end(key, how)
 
     def settle_up_to(self, which: Message | MessageId) -> None:
-        """Ends the spans of all messages up to one that is acknowledged cumulatively."""
+        """Ends the spans of all messages up to the message `which`, because it is acknowledged cumulatively."""
         if isinstance(which, Message):
             position, index = which.entry.position, which.batch_index
         else:
@@ -355,8 +358,8 @@ class ProcessSpans:
                 self._end(key, CUMULATIVE)
 
     def settle_redelivered(self, entries: EntrySets | None) -> None:
-        """Ends the spans of the entries whose redelivery is requested; None: of all entries. Redelivery is requested
-        because an entry was not acknowledged in time, or because another message of its batch was negatively
+        """Ends the spans of the entries whose redelivery is requested; `entries` None: of all entries. Redelivery is
+        requested because an entry was not acknowledged in time, or because another message of its batch was negatively
         acknowledged."""
         how = "" if entries is None else TIMEOUT if self._times_out else NEGATIVE
         for key in list(self._open):
@@ -364,7 +367,7 @@ class ProcessSpans:
                 self._end(key, how)
 
     def settle_all(self) -> None:
-        """Ends all spans, because the messages that the program has can no longer be acknowledged."""
+        """Ends all open spans, because the program can no longer acknowledge the messages that it has."""
         for key in list(self._open):
             self._end(key)
 

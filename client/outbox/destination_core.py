@@ -56,7 +56,8 @@ NONE = -1
 
 
 class ClaimedRow(NamedTuple):
-    """A row that has a sequence id and a destination, which it keeps until its outcome is recorded."""
+    """A row that a relay has claimed: it has a sequence id and a destination, which stay the same until its outcome is
+    recorded."""
 
     id: int
     seq: int
@@ -76,9 +77,8 @@ class ClaimedRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ClaimedShard:
     """The state of a shard that a relay has just claimed. `stored`: by destination, the highest sequence id that is
-    known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`:
-    seconds since a relay last had the shard; None: none ever had it. `was_atomic`: whether an atomic relay ever had
-    it."""
+    known to be stored. `claimed`: rows without a known outcome, in the order of their sequence ids. `absent_s`: seconds
+    since a relay last had the shard; None: no relay ever had it. `was_atomic`: whether an atomic relay ever had it."""
 
     epoch: int
     next_seq: int
@@ -89,7 +89,7 @@ class ClaimedShard:
 
 
 class RowsOutcome(Enum):
-    """The outcome of sending a group of rows, or the units of a cluster transaction."""
+    """The possible outcomes of sending a group of rows, or the units of a cluster transaction."""
 
     STORED = "all of it is in the topic"
     ROW_REFUSED = "nothing of it is stored, because of what a row holds"
@@ -98,7 +98,8 @@ class RowsOutcome(Enum):
 
 
 class RefusedRow(NamedTuple):
-    """A refused row: it gives its sequence id back, and is retried after `retry_after_s`, or is parked."""
+    """A row that its topic refused: it gives its sequence id back, and is sent again after `retry_after_s` seconds, or
+    is parked."""
 
     row: ClaimedRow
     error: str
@@ -120,9 +121,9 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTurn:
-    """The content of one transaction in the database, in this order: check that this relay still has the shard; record
-    outcomes; claim rows. It can be repeated if it is unknown whether it committed: `next_seq` shows whether its claim
-    did."""
+    """The steps of one database transaction of a relay, in this order: check that this relay still has the shard;
+    record outcomes; claim rows. The turn can be repeated if it is unknown whether it committed: `next_seq` shows
+    whether its claim did."""
 
     epoch: int
     next_seq: int
@@ -135,21 +136,21 @@ class DatabaseTurn:
 
 @dataclass(frozen=True, slots=True)
 class ResolveTopic:
-    """Effect: ask the cluster for the topic's number of partitions, and whether its deduplication is on."""
+    """Effect: ask the cluster how many partitions the topic has, and whether its deduplication is on."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDestination:
-    """Effect: open the producer of a destination, after closing the previous one."""
+    """Effect: close the present producer of a destination, and open a new one."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendRows:
-    """Effect: publish these rows as one entry, under their sequence ids."""
+    """Effect: publish the rows `rows` to `destination` as one entry, under their sequence ids."""
 
     destination: str
     rows: tuple[ClaimedRow, ...]
@@ -164,19 +165,19 @@ class SendInTransaction:
 
 @dataclass(frozen=True, slots=True)
 class RunTurn:
-    """Effect: run this turn, which records outcomes and claims rows, as one database transaction."""
+    """Effect: run the database transaction `turn`, which records outcomes and claims rows."""
 
     turn: DatabaseTurn
 
 
 @dataclass(frozen=True, slots=True)
 class FindTopics:
-    """Effect: search the outbox for topics with waiting rows."""
+    """Effect: search the outbox for topics for which rows wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRelay:
-    """Effect: end the relay with this error at once, without waiting for what is in flight."""
+    """Effect: end the relay with `error` at once, without waiting for rows in flight."""
 
     error: MagnetarError
 
@@ -186,7 +187,7 @@ Effect = ResolveTopic | OpenDestination | SendRows | SendInTransaction | RunTurn
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """Settings of a relay."""
+    """The settings of a relay."""
 
     rows_per_claim: int = 1000  # of one transaction; more: fewer transactions, more memory and a longer one
     bytes_per_claim: int = 8 << 20  # of one transaction; one row may be larger
@@ -209,7 +210,7 @@ ANY = sys.maxsize
 
 
 class DestinationStatus(Enum):
-    """The state of a destination."""
+    """The states of a destination."""
 
     CLOSED = "no producer"
     OPENING = "a producer is being opened"
@@ -220,7 +221,8 @@ class DestinationStatus(Enum):
 
 
 class Destination:
-    """The core of one destination of a relay: a topic without partitions, or one partition."""
+    """The core of one destination of a relay: decides which of its rows are sent, and when. A destination is a topic
+    without partitions, or one partition."""
 
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name
@@ -248,7 +250,8 @@ class Destination:
 
     @property
     def may_claim(self) -> bool:
-        """Whether more rows may be claimed for the destination: its producer is open, and its queue has room."""
+        """Returns whether more rows may be claimed for the destination: its producer is open, and its queue has
+        room."""
         open_ = self.state in (DestinationStatus.READY, DestinationStatus.SENDING)
         return open_ and len(self.queue) < self._settings.rows_per_claim
 
@@ -257,9 +260,8 @@ class Destination:
         self.queue.append(row)
 
     def take_next_group(self) -> tuple[ClaimedRow, ...]:
-        """Moves the next group of rows to `in_flight` and returns it; returns an empty tuple if nothing can be sent
-        now.
-        """
+        """Moves the next group of rows, which are sent as one entry, to `in_flight` and returns the group; returns an
+        empty tuple if nothing can be sent now."""
         if self.state is not DestinationStatus.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
@@ -273,20 +275,20 @@ class Destination:
         return self.in_flight
 
     def start_sending(self, rows: tuple[ClaimedRow, ...]) -> None:
-        """Marks `rows` as in flight: this destination's part of a cluster transaction."""
+        """Records that `rows` are in flight as this destination's part of a cluster transaction."""
         assert self.state is DestinationStatus.READY, "a flight waits until its destinations are ready"
         self.in_flight, self.state = rows, DestinationStatus.SENDING
 
     def end_sending(self, state: DestinationStatus = DestinationStatus.READY) -> None:
-        """Ends this destination's part of a cluster transaction that did not store it. The rows are not put back here:
-        they belong to their units."""
+        """Records that this destination's part of a cluster transaction has ended and was not stored. The rows are not
+        put back into the queue of the destination: they belong to their units."""
         self.in_flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
     def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
         """Fact: the producer is open. `last`: the highest sequence id that the topic knows. Returns the rows that are
-        stored according to it. If not `sure`, an open transaction may contain them: nothing is returned, the rows up
-        to `last` are sent again one by one, and the topic drops those that it has stored."""
+        therefore stored. If not `sure`, an open transaction may contain these rows: returns nothing, the rows up to
+        `last` are sent again one by one, and the topic drops those that it has stored."""
         assert self.state is DestinationStatus.OPENING, "it was being opened"
         assert not self.in_flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -309,9 +311,9 @@ class Destination:
         return done
 
     def on_group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
-        """Fact: the group in flight was refused. Returns the refused row, and the waiting rows of its key, which give
-        their ids back. If the group had several rows, returns no row: all of them are sent again, one by one, under
-        the same ids."""
+        """Fact: the topic refused the group in flight. Returns the refused row, and the waiting rows with the same key,
+        which give their ids back. If the group had several rows, returns no row: all of them are sent again, one by
+        one, under the same ids."""
         group, self.in_flight = self.in_flight, ()
         if len(group) > 1:
             self.queue.extendleft(reversed(group))
@@ -327,7 +329,7 @@ class Destination:
         return row, followers
 
     def on_refusal_recorded(self) -> None:
-        """Fact: the refusal is in the database; the next group may be sent."""
+        """Fact: the refusal of a row is stored in the database. The next group may be sent."""
         if self.state is DestinationStatus.RECORDS:
             self.state = DestinationStatus.READY
 
@@ -344,14 +346,14 @@ class Destination:
         self._failed += 1
 
     def on_transaction_failed(self, error: str, now: float, *, sure: bool) -> None:
-        """Ends this destination's part of a cluster transaction that failed, and opens the producer again after a
-        pause. If not `sure`, the transaction may be committed."""
+        """Fact: the cluster transaction with this destination's part failed. Opens the producer again after a pause. If
+        not `sure`, the transaction may be committed."""
         self.in_flight = ()
         self.last_open = self.last_open if sure else ANY
         self.on_producer_failed(error, now)
 
     def begin_opening(self, now: float) -> bool:
-        """Returns whether the producer must be opened now; if so, the state changes to OPENING."""
+        """Returns True if the producer must be opened now, and then changes the state to OPENING."""
         if self.state is DestinationStatus.WAITS and now >= self.due:
             self.state = DestinationStatus.CLOSED
         if self.state is DestinationStatus.CLOSED:
@@ -369,8 +371,8 @@ class Destination:
 
 
 def may_join_entry(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
-    """Whether `row` may join `group` in one entry. A delayed row has an entry of its own, and an entry has one schema.
-    """
+    """Returns whether `row` may be sent in the same entry as the rows of `group`. A delayed row has an entry of its
+    own, and an entry has one schema."""
     if row.value_schema != group[0].value_schema:
         return False
     if group[0].deliver_at is not None or row.deliver_at is not None:
@@ -384,7 +386,8 @@ Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 class AtomicUnits:
-    """The units of an atomic relay that wait, and the units of its one cluster transaction in flight."""
+    """The units of an atomic relay: those that wait, and those of the one cluster transaction in flight. A unit is the
+    rows that one transaction of the application wrote."""
 
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
@@ -395,7 +398,8 @@ class AtomicUnits:
 
     @property
     def row_count(self) -> int:
-        """Returns the number of rows that wait. Rows in flight are not included: their destinations count them."""
+        """Returns the number of rows of the units that wait. Rows in flight are not included: their destinations count
+        them."""
         return sum(map(len, self.queue))
 
     def count_rows(self, destination: str) -> int:
@@ -403,8 +407,8 @@ class AtomicUnits:
         return sum(row.destination == destination for unit in self.queue for row in unit)
 
     def add(self, rows: Sequence[ClaimedRow]) -> None:
-        """Adds claimed rows, which must be in the order of their sequence ids with the rows of each unit next to each
-        other."""
+        """Adds claimed rows to the units that wait. The rows must be in the order of their sequence ids, with the rows
+        of each unit next to each other."""
         last: list[ClaimedRow] = []
         for row in rows:
             if last and (row.unit is None or row.unit != last[-1].unit):
@@ -416,8 +420,8 @@ class AtomicUnits:
 
     @property
     def may_claim(self) -> bool:
-        """Returns True if more rows may be claimed: there is room for them, and no waiting unit may be stored
-        already."""
+        """Returns whether more rows may be claimed: the queue has room for them, and no waiting unit is one that the
+        topics may have stored already."""
         return self.row_count < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
 
     def may_be_stored(self, unit: Unit) -> bool:
@@ -425,8 +429,9 @@ class AtomicUnits:
 
     # ------------------------------------------------------------------------------ a flight
     def start_transaction(self) -> Parts:
-        """Begins the next cluster transaction and returns its entries by destination. Returns an empty dict if one is
-        in flight, no unit waits, or a destination of the first unit is not ready."""
+        """Starts the next cluster transaction: moves units to `in_flight` and returns their entries by destination.
+        Returns an empty dict if a transaction is in flight, no unit waits, or a destination of the first unit is not
+        ready."""
         if self.in_flight:
             return {}
         chosen: list[Unit] = []
@@ -477,13 +482,13 @@ class AtomicUnits:
 
     @property
     def is_outcome_unknown(self) -> bool:
-        """Whether the cluster transaction has a single unit that may be stored already: then a refusal does not show
-        that it is not stored."""
+        """Returns whether the cluster transaction in flight has a single unit, and the topics may have stored this unit
+        already. A refusal then does not show that the unit is not stored."""
         return len(self.in_flight) == 1 and self.may_be_stored(self.in_flight[0])
 
     def take_refused(self) -> Unit:
-        """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: they
-        go back to the queue and are sent again one by one."""
+        """Removes and returns the unit that was refused. Returns an empty tuple if several units were in flight: these
+        units go back to the queue and are sent again one by one."""
         assert not self.is_outcome_unknown, "what may be stored is not given up"
         flight = self.in_flight
         self.put_back()
@@ -493,8 +498,8 @@ class AtomicUnits:
         return self.queue.popleft()
 
     def take_unstored(self) -> list[ClaimedRow]:
-        """Removes and returns all waiting rows, if none of them may be stored already. Else removes nothing and
-        returns an empty list: one unit retains its ids, so the rows after it must retain theirs, too."""
+        """Removes and returns all waiting rows, if the topics can have stored none of them. Otherwise removes nothing
+        and returns an empty list: one unit retains its ids, so the rows after it must retain theirs, too."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]
@@ -502,7 +507,8 @@ class AtomicUnits:
         return found
 
     def is_blocked(self) -> bool:
-        """Whether nothing is in flight and the first unit needs a destination that is closed for a pause (WAITS)."""
+        """Returns whether nothing is in flight and the first unit needs a destination whose producer is closed for a
+        pause (WAITS)."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
         return not self.in_flight and any(each is DestinationStatus.WAITS for each in needed)
 

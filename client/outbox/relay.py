@@ -68,8 +68,8 @@ ALIVE_MS = 10_000
 
 
 class OutboxRow(NamedTuple):
-    """A row without its value, for the CLI. `created_ms`: ms since the epoch. `unit`: equal for all rows of one
-    transaction of the application."""
+    """A row of an outbox without its value, as the CLI shows it. `created_ms`: ms since the epoch. `unit`: a number
+    that is equal for all rows of one transaction of the application."""
 
     id: int
     state: str
@@ -85,8 +85,8 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """The record of a shard. `holder`: the relay that holds the shard; `seen_s`: seconds since that relay was last
-    active."""
+    """The record of a shard in the database. `holder`: the relay that holds the shard; `seen_s`: seconds since that
+    relay was last active."""
 
     shard: int
     shards: int
@@ -97,7 +97,7 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
-    """The operations of an operator on an outbox."""
+    """The administrative operations that an operator can call on an outbox."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
@@ -105,18 +105,21 @@ class OutboxAdmin:
         self._store = RelayStore(engine, outbox)
 
     def create(self) -> None:
-        """Creates the tables that are missing. Raises OutboxColumnsMissing if a table of that name lacks columns."""
+        """Creates those tables of the outbox that are missing. Raises OutboxColumnsMissing if a table of that name
+        exists but lacks columns."""
         with translate_errors():
             for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
                 table.create(self._engine, checkfirst=True)
         self._store.check()
 
     def check(self) -> None:
-        """Checks the tables. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing if one lacks columns."""
+        """Checks that the tables of the outbox are complete. Raises OutboxTableMissing if one is missing,
+        OutboxColumnsMissing if one lacks columns."""
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
-        """Returns up to `limit` rows in the order of their ids, filtered by state and topic."""
+        """Returns up to `limit` rows in the order of their ids; only rows in the state `state` and of the topic
+        `topic`, if these are given."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
@@ -139,13 +142,13 @@ class OutboxAdmin:
         ]
 
     def park_rows(self, ids: Sequence[int]) -> int:
-        """Parks waiting and refused rows: no relay sends them, and later rows of their keys wait. Returns the number of
-        rows that were parked."""
+        """Parks waiting and refused rows: no relay sends parked rows, and later rows of the same keys wait. Returns the
+        number of rows that were parked."""
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive_rows(self, ids: Sequence[int] | None = None) -> int:
-        """Makes parked and refused rows wait again, and resets their number of attempts. `ids` None: all such rows.
-        Returns the number of revived rows."""
+        """Makes parked and refused rows wait for a relay again, and sets their number of attempts to 0. `ids` None: all
+        parked and refused rows. Returns the number of rows that were revived."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -158,13 +161,15 @@ class OutboxAdmin:
             return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
 
     def drop(self, ids: Sequence[int]) -> int:
-        """Deletes rows that are not claimed: their messages are never sent. Returns the number of deleted rows."""
+        """Deletes rows of the outbox that no relay has claimed: their messages are never sent. Returns the number of
+        deleted rows."""
         with translate_errors(), self._engine.begin() as connection:
             here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
             return connection.execute(delete(self._rows).where(*here)).rowcount
 
     def set_shard_count(self, shards: int) -> None:
-        """Changes the number of shards of the outbox. Raises ShardsDiffer if a relay runs or rows are claimed."""
+        """Changes the number of shards into which the outbox is divided. Raises ShardsDiffer if a relay runs or rows
+        are claimed."""
         running = [each for each in self.read_shards() if each.seen_s * 1000 < ALIVE_MS]
         if running:
             names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
@@ -176,9 +181,9 @@ class OutboxAdmin:
             connection.execute(update(table).values(shards=shards))
 
     def renumber_shard(self, client: Client, name: str, shard: int) -> dict[str, int]:
-        """Renumbers a shard after OutboxBehind or SequencesForgotten: sequence ids continue after the highest that its
-        topics know, and claimed rows wait again, so that those that were stored already are stored twice. Fences a
-        running relay. Returns the highest id of each destination."""
+        """Renumbers the sequence ids of a shard after OutboxBehind or SequencesForgotten: new ids continue after the
+        highest id that the topics know. Claimed rows wait again, so rows that were stored already are stored twice.
+        Fences a running relay. Returns the highest id of each destination."""
         known = [each for each in self.read_shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
@@ -217,7 +222,7 @@ _clock = SystemClock()
 
 
 class TablesProvider(Protocol):
-    """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
+    """The interface of an outbox whose tables a relay can read: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
 
@@ -266,8 +271,8 @@ class Relay:
 
     # ------------------------------------------------------------------------------ start and stop
     def start(self) -> Self:
-        """Starts the relay's thread. Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as they
-        must be; a later error is in `error`."""
+        """Starts the relay in a thread of its own. Raises OutboxTableMissing or OutboxColumnsMissing if the tables of
+        the outbox are missing or lack columns; a later error is in `error`."""
         assert self._thread is None, "a relay is started once"
         try:
             self._store.check()
@@ -315,16 +320,18 @@ class Relay:
             self._outbox.relays.discard(self)
 
     def wake(self) -> None:
-        """Makes the relay search for rows at once. May be called from any thread."""
+        """Makes the relay search for rows at once instead of after its pause. May be called from any thread."""
         self._facts.put(lambda core, now: core.on_wake(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Waits until the relay has its shard or has ended. Returns False if neither happened within `timeout_s`."""
+        """Waits until the relay has claimed its shard, or has ended. Returns False if neither happened within
+        `timeout_s` seconds."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Stops the relay: it claims nothing more, waits up to `stop_s` for rows in flight, and ends. Claimed rows
-        that were not sent are sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
+        """Stops the relay: it claims no more rows, waits up to `stop_s` seconds for rows in flight, and ends. Claimed
+        rows that were not sent are sent by the next relay of the shard. A second call does nothing. Raises nothing: see
+        `error`."""
         self._stop.set()
         self._facts.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -449,8 +456,8 @@ class Relay:
 
     def statistics(self) -> dict[str, Any]:
         """Returns counters since the start, without a query to the database: rows sent, stored, refused and parked;
-        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: what the relay itself
-        waits for."""
+        claimed rows in memory; destinations and topics that wait, with the reason; `trouble`: the reason why the relay
+        itself waits."""
         core = self._core
         found: dict[str, Any] = {
             "name": self.name, "shard": self._shard, "shards": self._shards, "phase": self._phase, **self._counters(),
@@ -469,13 +476,14 @@ class Relay:
         return found
 
     def lag(self) -> Lag:
-        """Queries the database for the number of rows of the whole outbox by state, and the age of the oldest."""
+        """Queries the database, and returns the number of rows of the whole outbox by state, and the age of the oldest
+        row."""
         return self._store.lag()
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:
-    """Returns `outbox-NAME-SHARD`. Raises InvalidRequest if no `name` is given and the database has none, or if the
-    name is not valid."""
+    """Returns the name of a relay's producers, `outbox-NAME-SHARD`. NAME is `name`, or by default the name of the
+    database. Raises InvalidRequest if there is neither, or if the name is not valid."""
     given = name if name is not None else PurePath(engine.url.database or "").stem
     if not given or given == ":memory:":
         raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")

@@ -61,8 +61,8 @@ from .tables import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgot
 
 
 def shard_of(destination: str, shards: int) -> int:
-    """Returns the number of the shard that sends to `destination`. It depends only on the destination's name and
-    `shards`."""
+    """Returns the number of the shard whose relay sends the rows of `destination`. The result depends only on the
+    destination's name and `shards`, the number of shards."""
     topic, found, digits = destination.rpartition("-partition-")
     number = parse_number(digits) if found else None
     if number is None:
@@ -71,7 +71,8 @@ def shard_of(destination: str, shards: int) -> int:
 
 
 def destination_name(topic: str, partition: int, partitions: int) -> str:
-    """Returns the name of the destination for `partition` of `topic`: the topic's own name if `partitions` is 0."""
+    """Returns the full name of the partition number `partition` of `topic`; the topic's own name if `partitions` is 0.
+    Rows are sent to this destination."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -86,7 +87,7 @@ class _Topic:
 
 
 class RelayCore:
-    """The core of the relay of one shard."""
+    """The core of the relay of one shard: decides which rows are claimed, sent, retried and parked, and when."""
 
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
@@ -124,8 +125,8 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ facts
     def on_shard_claimed(self, found: ClaimedShard, now: float) -> list[Effect]:
-        """Fact: this relay has claimed the shard. Restores the claimed rows; their destinations are opened next, to
-        learn what they have stored."""
+        """Fact: this relay has claimed the shard; `found` is the state of the shard in the database. Restores the rows
+        that were claimed before; their destinations are opened next, to learn which rows they have stored."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
@@ -144,7 +145,7 @@ class RelayCore:
             self.atomic_units.add(rows)
 
     def on_topics_found(self, topics: Sequence[str], now: float) -> list[Effect]:
-        """Fact: rows wait for `topics`. Adds the topics that are new."""
+        """Fact: a search found that rows wait for the topics `topics`. Adds the topics that are new."""
         self._finding = False
         self._find_due = now + self._settings.find_s
         for topic in topics:
@@ -159,7 +160,8 @@ class RelayCore:
         return []
 
     def on_topic_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
-        """Fact: `topic` has `partitions` partitions (0: it is not partitioned), and its deduplication is on."""
+        """Fact: the cluster answered that `topic` has `partitions` partitions (0: it is not partitioned), and that its
+        deduplication is on."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
@@ -170,9 +172,10 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_topic_resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """Fact: `topic` could not be resolved. The cluster is asked again later; until then the relay uses what it
-        knows of the topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row
-        of that topic is claimed until the policy is on again."""
+        """Fact: the cluster could not be asked about `topic`, or its deduplication is off (`error` is
+        DeduplicationOff). The cluster is asked again later; until then the relay uses the facts that it has about the
+        topic. DeduplicationOff for a topic of the first search stops the relay; at any other time no row of that topic
+        is claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -217,7 +220,8 @@ class RelayCore:
         return []
 
     def on_group_done(self, destination: str, outcome: RowsOutcome, error: str, now: float) -> list[Effect]:
-        """Fact: the group of rows in flight to `destination` has its outcome."""
+        """Fact: the group of rows in flight to `destination` has the outcome `outcome`; `error` says why it was not
+        stored."""
         at = self.destinations[destination]
         match outcome:
             case RowsOutcome.STORED:
@@ -230,8 +234,8 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_transaction_done(self, outcome: RowsOutcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
-        """Fact: the cluster transaction in flight has its outcome. `failed`: the destinations whose producers ended; if
-        it is empty, no single destination failed, and all of them are opened again after a pause."""
+        """Fact: the cluster transaction in flight has the outcome `outcome`. `failed`: the destinations whose producers
+        ended; if it is empty, no single destination failed, and all of them are opened again after a pause."""
         together = self.atomic_units
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.in_flight for row in unit}
@@ -300,8 +304,8 @@ class RelayCore:
     def on_turn_committed(
         self, turn: DatabaseTurn, rows: Sequence[ClaimedRow], next_seq: int, now: float
     ) -> list[Effect]:
-        """Fact: the database transaction of `turn` committed. `rows` are the rows that it claimed, in the order of
-        their sequence ids."""
+        """Fact: the database transaction of the turn `turn` committed. `rows`: the rows that the turn claimed, in the
+        order of their sequence ids. `next_seq`: the next sequence id."""
         assert turn is self._turning, "one turn at a time"
         self._turning = None
         self._turn_failed = 0
@@ -322,14 +326,16 @@ class RelayCore:
         return self.run_timers(now)
 
     def on_turn_failed(self, now: float) -> list[Effect]:
-        """Fact: it is not known whether the database transaction committed. The same turn is repeated after a pause."""
+        """Fact: it is unknown whether the database transaction of the present turn committed. The same turn is repeated
+        after a pause."""
         assert self._turning is not None, "a turn was begun"
         self._turn_due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._turn_failed, 20))
         self._turn_failed += 1
         return []
 
     def on_fenced(self) -> list[Effect]:
-        """Fact: the database refused the turn because another relay has the shard. Stops the relay with RelayFenced."""
+        """Fact: the database refused the turn because a newer relay has the shard. Stops this relay with
+        RelayFenced."""
         return self._stop(self._fenced())
 
     def _fenced(self) -> RelayFenced:
@@ -339,24 +345,25 @@ class RelayCore:
         )
 
     def on_wake(self, now: float) -> list[Effect]:
-        """Fact: the application committed rows. Searches for rows at once."""
+        """Fact: the application committed rows to the outbox. Searches for these rows at once."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.run_timers(now)
 
     def begin_stopping(self, now: float) -> list[Effect]:
-        """Begins to stop: nothing more is claimed or sent, but the outcomes of what is in flight are still recorded."""
+        """Begins to stop the relay: no more rows are claimed or sent, but the outcomes of the rows in flight are still
+        recorded."""
         self.stopping = True
         return self.run_timers(now)
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch under which this relay claimed the shard."""
+        """Returns the epoch that the shard had when this relay claimed it: the number of the shard's owner."""
         return self._epoch
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight and every outcome is in the database."""
+        """Returns whether nothing is in flight and every outcome is stored in the database."""
         flying = any(each.in_flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
@@ -462,7 +469,7 @@ class RelayCore:
 
     @property
     def next_timer_at(self) -> float:
-        """Returns the time at which `run_timers` must be called if no fact comes before."""
+        """Returns the time at which the driver must call `run_timers` if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)

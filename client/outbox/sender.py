@@ -134,8 +134,8 @@ class RelaySender:
         self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Opens a producer and fences the one before: when this returns, nothing of the earlier producer is in flight
-        any more."""
+        """Opens the producer of a destination, and fences the producer that was open before: when this returns, no
+        message of the earlier producer is in flight any more."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -166,7 +166,8 @@ class RelaySender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """Sends `rows` as one entry. Reports the outcome of the group when all its rows have outcomes."""
+        """Sends the rows `rows` to `destination` as one entry. Reports the outcome of the group when all its rows have
+        outcomes."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(

@@ -57,8 +57,8 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaimer:
-    """Claims whole units in one database transaction. `phases`: the conditions of rows that may be claimed, in the
-    order in which they are tried."""
+    """Claims rows in whole units within one database transaction. `phases`: the conditions of rows that may be claimed,
+    in the order in which they are tried."""
 
     def __init__(self, connection: Connection, rows: Table, claim: ClaimRequest, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
@@ -144,7 +144,7 @@ def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class Lag(NamedTuple):
-    """The number of rows by state, and the age of the oldest one that is not parked."""
+    """The lag of an outbox: the number of its rows by state, and the age of its oldest row that is not parked."""
 
     waiting: int
     claimed: int
@@ -154,7 +154,7 @@ class Lag(NamedTuple):
 
 
 class RelayStore:
-    """Runs the database transactions of one relay."""
+    """Runs the transactions of one relay in the application's database."""
 
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
@@ -173,13 +173,14 @@ class RelayStore:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Checks the tables. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing if one lacks columns."""
+        """Checks that the tables of the outbox are complete. Raises OutboxTableMissing if one is missing,
+        OutboxColumnsMissing if one lacks columns."""
         check_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
     def holder(self) -> tuple[int, int]:
-        """Returns the shard's epoch, and the time of day in ms at which its holder last renewed it; (0, 0): it never
-        had a holder."""
+        """Returns two numbers of the shard: its epoch, and the time in ms since the epoch at which the relay that holds
+        it was last active; (0, 0) if no relay ever held it."""
         shards = self._shards
         with translate_errors(), self._engine.connect() as connection:
             found = connection.execute(
@@ -188,8 +189,8 @@ class RelayStore:
         return (0, 0) if found is None else (found.epoch, found.seen)
 
     def claim_shard(self, holder: str, *, atomic: bool = False) -> ClaimedShard:
-        """Claims the shard and fences its earlier holder. `atomic` is recorded permanently, before anything is sent.
-        Raises ShardsDiffer if the outbox has another number of shards."""
+        """Claims the shard for the relay `holder` and fences the relay that held it before. `atomic` is recorded
+        permanently, before anything is sent. Raises ShardsDiffer if the outbox has another number of shards."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
         with translate_errors(), self._engine.begin() as connection:
@@ -234,8 +235,8 @@ class RelayStore:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Sets the next sequence id to `next_seq`, and makes claimed rows wait again. Raises RelayFenced if the shard
-        has a newer holder."""
+        """Changes the sequence ids of the shard: sets the next one to `next_seq`, stores the highest stored id of each
+        destination, and makes claimed rows wait again. Raises RelayFenced if the shard has a newer holder."""
         shards, rows = self._shards, self._rows
         with translate_errors(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -250,8 +251,8 @@ class RelayStore:
 
     # ------------------------------------------------------------------------------ a turn
     def run_turn(self, turn: DatabaseTurn) -> tuple[list[ClaimedRow], int]:
-        """Runs `turn` in one database transaction. Returns the claimed rows and the next sequence id. Raises
-        RelayFenced if the shard has a newer holder; then nothing was changed."""
+        """Runs the turn `turn` in one database transaction: records outcomes and claims rows. Returns the claimed rows
+        and the next sequence id. Raises RelayFenced if the shard has a newer holder; then nothing was changed."""
         shards = self._shards
         with translate_errors(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -399,7 +400,7 @@ class RelayStore:
 
     # ------------------------------------------------------------------------------ questions
     def topics(self) -> list[str]:
-        """Returns the topics that have rows which wait or were refused. Reads one index entry for each topic."""
+        """Returns the topics for which rows wait or were refused. Reads one index entry for each topic."""
         rows = self._rows
         found: set[str] = set()
         with translate_errors(), self._engine.connect() as connection:
@@ -411,7 +412,8 @@ class RelayStore:
         return sorted(found)
 
     def lag(self) -> Lag:
-        """Returns the lag of the whole outbox. It counts all rows, so call it rarely."""
+        """Returns the lag of the whole outbox: the number of rows by state, and the age of the oldest. It counts all
+        rows, so call it rarely."""
         rows = self._rows
         with translate_errors(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

@@ -64,7 +64,7 @@ _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """The state of a row of an outbox: the event that the row waits for."""
+    """The states of a row of an outbox; each names the event for which the row waits."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -73,14 +73,14 @@ class RowState(IntEnum):
 
 
 class KeyForm(IntEnum):
-    """How the column `key` encodes a key that is not text. A row without a form has a text key, or none."""
+    """The encodings of a key that is not text in the column `key`. A row without a form has a text key, or no key."""
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
 
 
 class NewRow(TypedDict):
-    """The columns that the application writes."""
+    """A new row of an outbox: the columns that the application writes, with their values."""
 
     topic: str
     key: str | None
@@ -101,8 +101,8 @@ class NewRow(TypedDict):
 
 
 def new_unit() -> int:
-    """Returns a random id for the unit of one transaction of the application. It has 62 bits, so that two waiting
-    units do not collide."""
+    """Returns a random id for a unit: the rows that one transaction of the application writes. The id has 62 bits, so
+    that two waiting units do not get the same one."""
     return getrandbits(62)
 
 
@@ -114,8 +114,8 @@ def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """Makes a row. `value`: bytes, or a value that `schema` encodes; None: a message without a value. Raises
-    InvalidTopicName, InvalidMessage if the value is wrong, or MessageTooBig."""
+    """Makes the row of a message, after checking its values. `value`: bytes, or a value that `schema` encodes; None: a
+    message without a value. Raises InvalidTopicName, InvalidMessage if the value is wrong, or MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -138,13 +138,15 @@ def new_row(
 
 
 def schema_text(info: SchemaInfo) -> str:
-    """Returns a schema as the text of a row's column: JSON, with the definition as base64."""
+    """Encodes a schema as text for the schema column of a row, and returns the text: JSON, with the definition as
+    base64."""
     told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
     return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
 
 
 def parse_schema(text: str) -> SchemaInfo:
-    """Parses the text of a row's schema. Raises ValueError if it is not valid."""
+    """Parses the text in the schema column of a row, and returns the schema. Raises ValueError if the text is not
+    valid."""
     try:
         found = json.loads(text)
         return SchemaInfo(
@@ -163,52 +165,52 @@ def parse_schema(text: str) -> SchemaInfo:
 
 
 class OutboxError(MagnetarError):
-    """The base of the errors of an outbox."""
+    """Base class of the errors of an outbox."""
 
     definite = True
 
 
 class OutboxTableMissing(OutboxError):
-    """The database lacks the tables of the outbox, or they are in another schema of the database."""
+    """Raised when the database lacks the tables of the outbox, or has them in another schema of the database."""
 
 
 class OutboxColumnsMissing(OutboxError):
-    """A table with the name of the outbox exists, but lacks columns of the outbox."""
+    """Raised when a table with the name of the outbox exists, but lacks columns of the outbox."""
 
 
 class OutboxReadOnly(OutboxError):
-    """The database or its role is read-only; a relay must update and delete rows."""
+    """Raised when the database or its role is read-only; a relay must update and delete rows."""
 
 
 class OutboxUnreachable(OutboxError):
-    """The database does not answer, or a connection to it broke. The relay retries; its next transaction shows whether
-    the failed one committed."""
+    """Raised when the database does not answer, or a connection to it broke. The relay retries; its next transaction
+    shows whether the failed one committed."""
 
     definite = False
     retryable = True
 
 
 class DeduplicationOff(OutboxError):
-    """The policy `deduplication` is off for a topic: rows that are sent again would be stored twice."""
+    """Raised when the policy `deduplication` is off for a topic: rows that are sent again would be stored twice."""
 
 
 class RelayFenced(OutboxError):
-    """A newer relay has this shard. This one sends nothing more, and must not be started again while the newer one
-    runs."""
+    """Raised in a relay when a newer relay has claimed its shard. The older relay sends nothing more, and must not be
+    started again while the newer one runs."""
 
 
 class ShardsDiffer(OutboxError):
-    """The outbox is divided into another number of shards than this relay was started with."""
+    """Raised when the outbox is divided into another number of shards than this relay was started with."""
 
 
 class OutboxBehind(OutboxError):
-    """A topic knows sequence ids of this outbox that the database does not: the database was restored from a backup or
-    created again, or another database uses the same name."""
+    """Raised when a topic knows sequence ids of this outbox that the database does not: the database was restored from
+    a backup or created again, or another database uses the same name."""
 
 
 class SequencesForgotten(OutboxError):
-    """A topic lost sequence ids that it had confirmed, and claimed rows may be stored there already: if they are sent
-    again, they may be stored twice."""
+    """Raised when a topic lost sequence ids that it had confirmed, and claimed rows may be stored there already: if
+    they are sent again, they may be stored twice."""
 
 
 _ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
@@ -304,7 +306,7 @@ class SQLAlchemyOutbox:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the relays of this process search for rows at once."""
+        """Makes the relays that run in this process search for rows at once instead of after their pause."""
         for relay in list(self.relays):
             relay.wake()
 
@@ -336,7 +338,8 @@ WHAT_TO_DO = {
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raises an OutboxError in place of an error of SQLAlchemy; the original is its cause."""
+    """Raises an OutboxError in place of an error that SQLAlchemy raises in the `with` block; the original error is its
+    cause."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -364,7 +367,8 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 
 def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
-    """Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as `outbox` needs them."""
+    """Checks the tables of `outbox` in the database. Raises OutboxTableMissing if one is missing, OutboxColumnsMissing
+    if one lacks columns."""
     with translate_errors():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):

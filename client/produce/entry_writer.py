@@ -42,7 +42,8 @@ from ..model.schema import Schema
 
 
 class SentEntry(NamedTuple):
-    """The description of a sent entry, which `done` gets when the entry is stored."""
+    """The description of an entry that was sent: the callback `done` of an EntryWriter gets it when the entry is
+    stored."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -54,8 +55,8 @@ Done = Callable[[SentEntry], None]
 
 
 class EntryWriter:
-    """Publishes encoded entries to one partition; is the owner of its attachment (client/connect/attachment.py).
-    `done` is called with the description of each entry that is stored."""
+    """Publishes entries that are already encoded to one partition. The callback `done` is called with the description
+    of each entry when it is stored. It is the owner of its attachment (client/connect/attachment.py)."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -80,8 +81,8 @@ class EntryWriter:
             raise Busy(f"{text} ({error.message})", topic=self.topic.full) from None
 
     async def send(self, entry: bytes, stored: SentEntry) -> None:
-        """Sends an entry as soon as there is credit. `stored`: its description for `done`. Raises the error with which
-        the writer ended."""
+        """Waits until the broker has granted credit, and sends an entry. `stored`: the entry's description, which
+        `done` gets when the entry is stored. Raises the error with which the writer ended, if it has."""
         while self._credit <= 0 and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -91,12 +92,13 @@ class EntryWriter:
         self._attachment.publish(entry)
 
     def check(self) -> None:
-        """Raises the error with which the writer ended, if it has."""
+        """Raises the error with which the writer ended; does nothing if it has not ended."""
         if self._error is not None:
             raise self._error
 
     async def drain(self) -> None:
-        """Waits until all sent entries are stored. Raises the error if the writer ended with one."""
+        """Waits until all entries that were sent are stored. Raises the error with which the writer ended, if it
+        has."""
         while self._sent and self._error is None:
             await self._wait()
         if self._error is not None:
@@ -173,15 +175,15 @@ class EntryWriter:
 
 
 class MessageDraft:
-    """A message before it is sent, as a `message_router` gets it."""
+    """A message that is not sent yet, as the function `message_router` gets it to choose a partition."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
         self._schema = schema
 
     def value(self) -> Any:
-        """Returns the value that a consumer with the producer's schema would get; None for a message without
-        a value."""
+        """Returns the value of the message, as a consumer with the producer's schema would get it; None for a message
+        without a value."""
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
@@ -189,28 +191,28 @@ class MessageDraft:
         return None if message.null_value else self._schema.decode(message.payload)
 
     def data(self) -> bytes:
-        """Returns the payload as it will be stored."""
+        """Returns the bytes of the message as they will be stored."""
         return self._message.payload
 
     def partition_key(self) -> str:
-        """Returns the key; empty: there is none."""
+        """Returns the key of the message; an empty text if it has no key."""
         return self._message.partition_key or ""
 
     def ordering_key(self) -> str:
-        """Returns the ordering key; empty: there is none."""
+        """Returns the ordering key of the message; an empty text if it has none."""
         return (self._message.ordering_key or b"").decode("utf-8", "replace")
 
     def properties(self) -> dict[str, str]:
-        """Returns a copy of the properties."""
+        """Returns a copy of the message's properties."""
         return dict(self._message.properties)
 
     def event_timestamp(self) -> int:
-        """Returns the event time in ms since the epoch; 0: there is none."""
+        """Returns the event time of the message in ms since the epoch; 0 if it has none."""
         return self._message.event_time
 
 
 class Extras(NamedTuple):
-    """The parameters of `send` beyond the content, in their order."""
+    """The optional parameters of `send`, which come after the content, in their order."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -232,13 +234,13 @@ LOCAL = "__local__"
 
 
 def has_only_txn(extras: Extras) -> bool:
-    """Whether the transaction is the only one of the extras that is set."""
+    """Returns whether no parameter of `extras` is set but `txn`."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, TransactionPort)
 
 
 def make_outgoing_message(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """Makes an OutgoingMessage of what a program passes to `send`. `wall_ms()`: ms since the epoch, for
-    `deliver_after`. Raises InvalidMessage."""
+    """Makes an OutgoingMessage from the parameters that a program passes to `send`, after checking them. `wall_ms()`:
+    the time in ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

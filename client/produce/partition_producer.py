@@ -77,7 +77,8 @@ def call_back(outcome: ReportOutcome, topic: TopicName) -> None:
 
 
 def notify_transaction(txn: TransactionPort, where: TransactionEndpoint, outcome: ReportOutcome) -> None:
-    """Reports the outcome of an entry to its transaction. Must be called after the callbacks of its messages."""
+    """Reports the outcome of an entry to the transaction `txn` in which it was sent. Must be called after the callbacks
+    of the entry's messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.on_stored(where, batch.message_count, Position(ledger_id, entry_id))
@@ -90,7 +91,7 @@ def result_of(error: MagnetarError) -> Result:
 
 
 def confirm_messages(batch: OutgoingBatch, partition: int, ledger_id: int, entry_id: int) -> None:
-    """Calls the callbacks of a batch that is stored with Result.Ok and the ids of its messages."""
+    """Calls the callback of each message of a stored batch, with Result.Ok and the message's id."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
@@ -111,7 +112,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
 
 
 def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
-    """Ends the waits of these `flush` calls: their last messages have outcomes."""
+    """Ends the `flush` calls that wait for these futures, because all their messages have outcomes."""
     for each in waiters:
         if not each.done():
             each.set_result(None)
@@ -121,7 +122,7 @@ def end_flushes(waiters: Sequence[asyncio.Future[None]]) -> None:
 
 
 class PartitionProducer:
-    """The producer of one partition: the driver of a ProducerCore."""
+    """The producer of one partition: sends and receives for a ProducerCore, and carries out its effects."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
@@ -153,7 +154,8 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """Adds a message with a payload and no other field. Raises the reason if it is refused."""
+        """Adds a message, which has a payload and no other field, to the queue of messages to send. Raises an error
+        with the reason if the message is refused."""
         added = self.core.add(payload, callback)
         if added is not None:
             if added is not AddResult.WAKE:
@@ -161,8 +163,8 @@ class PartitionProducer:
             self._wake()
 
     def add_payload_in_transaction(self, txn: TransactionPort, payload: bytes, callback: Callback) -> None:
-        """Adds a message with a payload and no other field, in the transaction `txn`. Raises the reason if it is
-        refused."""
+        """Adds a message, which has a payload and no other field, to the queue of messages to send, in the transaction
+        `txn`. Raises an error with the reason if the message is refused."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -202,8 +204,8 @@ class PartitionProducer:
             self._wake()
 
     def encode_message(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
-        """Returns the encoded entry of a message that a broker will publish later. Raises InvalidMessage, or
-        AlreadyClosed."""
+        """Returns the encoded entry of a message that is not sent now, but published by a broker later. Raises
+        InvalidMessage, or AlreadyClosed."""
         if (ended := self.core.error or self.core.closing) is not None:
             raise AlreadyClosed("the producer is closed") from ended
         try:
@@ -236,12 +238,13 @@ class PartitionProducer:
         )
 
     def send_now(self) -> None:
-        """Closes the open batches and sends them, also while others are in flight. Must be called in the event loop."""
+        """Closes the open batches and sends them, also while other batches are in flight. Must be called in the event
+        loop."""
         self._do(self.core.send_now(self._now(), self._wall_ms()))
 
     def flush_soon(self) -> None:
-        """Sends open batches without waiting for their delay: at once if nothing is in flight, else when all entries
-        in flight have outcomes. May be called from any thread."""
+        """Sends the open batches without waiting for their delay: at once if nothing is in flight, else when all
+        entries in flight have outcomes. Does not wait. May be called from any thread."""
         self.core.urgent = True
         if not self.core.publish_wanted:
             self._wake()
@@ -251,7 +254,7 @@ class PartitionProducer:
         self._wakes.call(self._turn, self.on_failure)
 
     def exception(self, result: Result) -> PulsarException:
-        """Returns the exception for a message whose outcome was just `result`."""
+        """Returns the exception to raise for a message that has just failed with `result`."""
         if self._failure is not None and (known := translate_error(self._failure)).result is result:
             told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
             told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
@@ -395,8 +398,8 @@ class PartitionProducer:
         return {"open_producer": request}
 
     async def open(self) -> None:
-        """Opens the producer at its broker. Raises a permanent error at once, another error when the operation's
-        deadline passes."""
+        """Opens the producer at the broker of the partition. Raises a permanent error at once, and any other error when
+        the operation's deadline passes."""
         self._opened = self._loop.create_future()
         self._attachment.open()
         try:
@@ -412,7 +415,8 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when all messages added before have outcomes; does not wait for messages added later."""
+        """Waits until all messages that were added before have outcomes; does not wait for messages that are added
+        later."""
         if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -425,11 +429,13 @@ class PartitionProducer:
         await reached
 
     def abort(self) -> None:
-        """Ends the producer at once: messages in flight get AlreadyClosed, and their outcome is unknown."""
+        """Ends the producer at once: the callbacks of messages in flight get AlreadyClosed, and the outcome of these
+        messages is unknown."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def on_failure(self, error: Exception) -> None:
-        """Handles an unforeseen failure: every waiter gets this error."""
+        """Fact: an unforeseen exception, `error`, was raised in the producer. Ends the producer: every call that waits
+        gets this error."""
         self._finish(translate_error(error))
 
     def _finish(self, error: PulsarException) -> None:
@@ -444,7 +450,7 @@ class PartitionProducer:
         self._make_room()
 
     async def close(self) -> None:
-        """Waits for messages in flight and closes the producer. Raises Timeout if some have no outcome within the
+        """Waits for messages in flight and closes the producer. Raises Timeout if messages have no outcome within the
         operation's time-out."""
         if self.core.state is PartitionClientState.CLOSED:
             return

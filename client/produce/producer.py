@@ -45,22 +45,22 @@ from .partition_producer import PartitionProducer
 
 
 class HalfEnder(Protocol):
-    """Commits and rolls back half messages. If the caller is cancelled, the cancellation takes effect when the outcome
-    is known."""
+    """The interface of an object that commits and rolls back half messages. If the caller is cancelled, the
+    cancellation takes effect when the outcome is known."""
 
     async def commit(self, id_: TxnId) -> TransactionState: ...
     async def rollback(self, id_: TxnId) -> TransactionState: ...
 
 
 class HalfPreparer(Protocol):
-    """Stores half messages at a coordinator, for producers."""
+    """The interface of an object that stores half messages at a coordinator, for producers."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
         """Stores `messages` at a coordinator as one half message, which no consumer sees before its commit, and returns
-        it. `messages`: the topic or partition of each, and its encoded entry. If it has no outcome after `check_after`
-        seconds, a program of `group` is asked with `check_key`."""
+        the Half. `messages`: for each message its topic or partition, and its encoded entry. If the half message has no
+        outcome after `check_after` seconds, a program of `group` is asked about `check_key`."""
         ...
 
 
@@ -92,9 +92,9 @@ class Half:
         self.state = await self._halves.commit(self.id)
 
     async def rollback(self) -> None:
-        """Drops the half message; returns when this is final. May be called again. Raises TransactionEnded if it was
-        committed, HalfParked if an operator must decide. After OutcomeUnknown call it again; otherwise the group is
-        asked."""
+        """Drops the half message without publishing it; returns when this is final. May be called again. Raises
+        TransactionEnded if it was committed, HalfParked if an operator must decide. After OutcomeUnknown call it again;
+        otherwise the group is asked."""
         self.state = await self._halves.rollback(self.id)
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ UNBOUNDED = 1 << 40
 
 
 class PartitionProducers:
-    """The PartitionProducers of one producer."""
+    """The PartitionProducers of one producer: one for each partition of its topic."""
 
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
         """Makes the object without producers. `count`: the number of partitions; 0: the topic is not partitioned.
@@ -195,12 +195,13 @@ class PartitionProducers:
     # ------------------------------------------------------------------------------ which one
     @property
     def only_producer(self) -> PartitionProducer | None:
-        """Returns the only PartitionProducer of a topic that is not partitioned; None: messages are routed."""
+        """Returns the PartitionProducer of a topic that is not partitioned; None if the topic is partitioned, and each
+        message is routed to a partition."""
         return self.all[0] if self._router is None else None
 
     def choose_producer(self, message: OutgoingMessage) -> PartitionProducer:
-        """Returns the PartitionProducer for the message. Raises WrongValue if `message_router` returns no valid
-        partition, and what it raises itself."""
+        """Returns the PartitionProducer of the partition to which the message is sent. Raises WrongValue if
+        `message_router` returns no valid partition, or any exception that `message_router` raises."""
         if self._router is None:
             return self.all[0]
         choose = self._settings.message_router
@@ -220,7 +221,7 @@ class PartitionProducers:
             each.abort()
 
     async def close(self) -> None:
-        """Flushes and closes all partitions; raises their first error."""
+        """Flushes and closes the producers of all partitions; then raises the first of their errors."""
         try:
             if self._watcher is not None:
                 await self._watcher.close()
@@ -273,8 +274,9 @@ class Producer(ClosedAfterAsyncWith):
     async def open(
         cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
     ) -> Producer:
-        """Opens all partitions; if one cannot be opened, none stays open. `epoch`: of the topic, from the exclusive
-        producer that this one replaces. Raises ProducerFenced if another exclusive producer came between."""
+        """Makes a producer that is open at all partitions of the topic; if one cannot be opened, none stays open.
+        `epoch`: the topic's epoch, from the exclusive producer that this one replaces. Raises ProducerFenced if another
+        exclusive producer came between."""
         if settings.schema.of_topic:
             schemas = TopicSchemas(connections, topic)
             await schemas.fetch(NEWEST)
@@ -284,7 +286,7 @@ class Producer(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Returns the connections of its client."""
+        """Returns the connections of the client that opened the producer."""
         return self._partitions.connections
 
     # ------------------------------------------------------------------------------ facts
@@ -297,11 +299,11 @@ class Producer(ClosedAfterAsyncWith):
         return self.partitions[0].core.name
 
     def last_sequence_id(self) -> int:
-        """Returns the highest acknowledged sequence id; -1: none."""
+        """Returns the highest sequence id of the messages that the broker acknowledged; -1 if it acknowledged none."""
         return max(each.core.last_sequence_id for each in self.partitions)
 
     def is_connected(self) -> bool:
-        """Whether all partitions that have been opened are connected to their brokers."""
+        """Returns whether all partitions that have been opened are connected to their brokers."""
         return all(
             each.core.state is PartitionClientState.CONNECTED
             for each in self.partitions
@@ -310,16 +312,16 @@ class Producer(ClosedAfterAsyncWith):
 
     @property
     def is_over(self) -> bool:
-        """Whether the producer is closed or has failed: all its partitions are closed."""
+        """Returns whether the producer is closed or has failed, that is, all its partitions are closed."""
         return all(each.core.state is PartitionClientState.CLOSED for each in self.partitions)
 
     def title(self) -> str:
-        """Returns a text for logs: the names of the producer and the topic."""
+        """Returns the names of the producer and the topic as one text, for log lines."""
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Returns counters since the producer was opened. `pending_messages`: the number of messages without an
-        outcome now."""
+        """Returns counters of messages since the producer was opened. `pending_messages`: the number of messages that
+        have no outcome now."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
@@ -417,8 +419,8 @@ class Producer(ClosedAfterAsyncWith):
         return message_id
 
     def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
-        """Returns the topic or partition of a message, and its encoded entry, which a broker will publish later
-        (`prepare`)."""
+        """Encodes a message that is not sent now, but published by a broker later (`prepare`). Returns the message's
+        topic or partition, and its encoded entry."""
         if self.tracing is not None:
             extras = extras._replace(properties=self.tracing.inject(extras.properties))
         message = make_outgoing_message(content, extras, self.settings.schema, self._wall_ms)
@@ -456,8 +458,8 @@ class Producer(ClosedAfterAsyncWith):
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
-        """Sends a copy of a received message and returns its id; nothing of the message is checked. Waits for room in
-        the queue."""
+        """Sends a copy of a received message and returns the id of the copy. Does not check the fields of the message.
+        Waits for room in the queue."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -545,7 +547,7 @@ class Producer(ClosedAfterAsyncWith):
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Returns when a message may be added again after ProducerQueueIsFull or MemoryBufferIsFull."""
+        """Waits until a message may be added again after ProducerQueueIsFull or MemoryBufferIsFull was raised."""
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
@@ -563,18 +565,19 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when all messages sent before have outcomes and their callbacks were called. Raises AlreadyClosed."""
+        """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises
+        AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:
-        """Ends the producer at once; messages that are not acknowledged have an unknown outcome."""
+        """Ends the producer at once, without waiting; the outcome of messages that are not acknowledged is unknown."""
         self._closed = True
         self._partitions.abort()
 
     async def close(self) -> None:
-        """Flushes, then closes the producer. Raises Timeout if messages have no outcome after the operation timeout,
+        """Flushes and closes the producer. Raises Timeout if messages have no outcome after the operation timeout,
         AlreadyClosed if the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
@@ -582,6 +585,6 @@ class Producer(ClosedAfterAsyncWith):
         await self._partitions.close()
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant of the client is broken."""
+        """Checks the internal state of the producer. Raises AssertionError if an invariant is broken."""
         for each in self.partitions:
             each.core.check()

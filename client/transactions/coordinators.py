@@ -57,7 +57,8 @@ FIRST, MOST = 8, 1024
 
 
 class LeasedIds:
-    """The transaction ids that coordinators leased to one client for one time-out."""
+    """The transaction ids that coordinators gave to one client in advance, for transactions with one certain
+    time-out."""
 
     def __init__(self) -> None:
         self.wanted = FIRST
@@ -77,8 +78,8 @@ class LeasedIds:
             return None
 
     def add_lease(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
-        """Adds `count` leased ids from `first` on. `asked_at`: when they were requested, from which
-        `lease_s` counts."""
+        """Adds `count` leased transaction ids, of which `first` is the first. The lease lasts `lease_s` seconds from
+        the time `asked_at`, when it was requested."""
         assert count > 0, "a lease has ids"
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
@@ -86,8 +87,8 @@ class LeasedIds:
                 self.wanted = min(MOST, 2 * self.wanted)
 
     def discard(self, coordinator: int) -> None:
-        """Drops the ids of a coordinator that aborted one of them or moved: if it lost its state, these ids
-        are void."""
+        """Drops the ids of a coordinator that aborted a transaction with one of them, or moved to another broker. If
+        the coordinator lost its state, these ids are void."""
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):
@@ -115,14 +116,15 @@ LANES_MAX = 64
 
 
 class EndAnswer(NamedTuple):
-    """The coordinator's answer to the request to end a transaction, or for its status."""
+    """The coordinator's answer to a request to end a transaction, or to a request for its status."""
 
     state: TxnState
     error: MagnetarError | None
 
 
 class Coordinators:
-    """Asks the coordinators of transactions, for one client. See the head of the module."""
+    """Sends the requests of one client to the coordinators of transactions, and finds the brokers that run them. See
+    the head of the module."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -153,8 +155,8 @@ class Coordinators:
         return found
 
     def begin_leased(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
-        """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
-        be called from any thread. `soon(work)` runs `work` in the event loop."""
+        """Begins a transaction with a transaction id that was leased in advance, and returns this id; None if no leased
+        id is left. May be called from any thread. `soon(work)` runs `work` in the event loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take_id(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.is_low:
@@ -198,7 +200,8 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
-        """Begins a transaction under a name. Raises TransactionFenced if a later holder has the name."""
+        """Begins a transaction under a name and returns its id. Raises TransactionFenced if a later program has taken
+        over the name."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
             holder=self._holders.get(name, 0),
@@ -208,14 +211,14 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def discard_holder(self, name: str) -> None:
-        """Drops the number under which this client holds the transaction name: its next transaction of that name
-        fences the present holder, even if that is this client."""
+        """Drops the number with which this client proves that it holds the transaction name. Its next transaction of
+        that name fences the present holder, even if that is this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
     async def end(self, item: wire.EndItem) -> EndAnswer:
-        """Asks the coordinator to end a transaction; returns the answer. Raises TimedOut, or the last error, when the
-        operation's deadline has passed."""
+        """Asks the coordinator to end a transaction; returns the coordinator's answer. Raises TimedOut, or the last
+        error, when the operation's deadline has passed."""
         lane = item.txn.most, item.visible
         queue = self._queues.get(lane)
         if queue is None:
@@ -238,7 +241,7 @@ class Coordinators:
             await asyncio.sleep(pause)
 
     async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Sends one request with several ends to their coordinator, once; returns its reply."""
+        """Sends one request that ends several transactions to their coordinator, without a retry; returns the reply."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -246,7 +249,8 @@ class Coordinators:
         return reply
 
     async def status(self, txn: TxnId) -> EndAnswer:
-        """Returns the state of a transaction. An error such as TransactionForgotten is returned in the Answer."""
+        """Asks the coordinator for the state of a transaction and returns the answer. An error such as
+        TransactionForgotten is returned in the EndAnswer, not raised."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
@@ -288,12 +292,13 @@ class Coordinators:
         return found
 
     async def find_channel(self, coordinator: int) -> Channel:
-        """Returns a channel to the broker that runs the coordinator, as far as is known."""
+        """Returns a channel to the broker that runs the coordinator: the one that was found before, else the one that a
+        look-up finds."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Sends a request to a coordinator, wherever it moves, until it answers or the operation's deadline has
-        passed; returns the reply."""
+        """Sends a request to a coordinator, and repeats it until the coordinator answers, also at another broker, or
+        the operation's deadline has passed; returns the reply."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
@@ -318,7 +323,7 @@ class Coordinators:
 
 
 class EndQueue:
-    """The requests to end transactions that wait for one coordinator, and the requests in flight to it."""
+    """The queue of requests to end transactions at one coordinator: those that wait, and those in flight."""
 
     def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
         self._coordinators = coordinators
@@ -418,7 +423,7 @@ class Batch(NamedTuple):
     adopt: bool = False
 
     def check(self) -> None:
-        """Raises InvalidConfiguration if a value is wrong."""
+        """Checks the values of the batch. Raises InvalidConfiguration if one is wrong."""
         check_parameters(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
@@ -431,8 +436,8 @@ BATCH = instance_check(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """The outcome of `commit_batch`. COMMITTED: this attempt was committed. ALREADY: an earlier attempt was committed,
-    and its rows count."""
+    """The possible outcomes of `commit_batch`. COMMITTED: this attempt was committed. ALREADY: an earlier attempt was
+    committed, and its rows count."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
@@ -446,8 +451,8 @@ class SinkStatus(NamedTuple):
 
 
 async def begin_batch(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
-    """Begins a transaction of the batch and returns its id; None if the sink has committed the batch already. Raises
-    SinkFenced."""
+    """Begins a transaction that writes a part of the batch, and returns its id; None if the sink has committed the
+    batch already. Raises SinkFenced if another query writes the sink."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))
@@ -479,7 +484,8 @@ async def commit_batch(coordinators: Coordinators, batch: Batch, txns: Sequence[
 
 
 async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
-    """Returns the status of a sink, or None if no batch was committed to it."""
+    """Returns the last batch that was committed to a sink, and the query that wrote it; None if no batch was
+    committed."""
     number = coordinator_of(sink_id, await coordinators.count())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
@@ -487,8 +493,8 @@ async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | 
 
 
 async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
-    """Ends a transaction that another program may have prepared. A transaction that is not prepared can only be
-    aborted, because only its own client knows which of its messages are stored."""
+    """Commits (`is_commit`) or aborts a transaction that another program may have prepared. A transaction that is not
+    prepared can only be aborted, because only its own client knows which of its messages are stored."""
     state, error = await coordinators.status(txn)
     if error is not None:
         raise translate_error(error) from error

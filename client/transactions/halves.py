@@ -57,14 +57,15 @@ TABLE = {
 
 
 class GroupWatch(Protocol):
-    """The view that `ClientHalves` has of a CheckWatch."""
+    """The interface of a CheckWatch that `ClientHalves` uses."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
 
 
 class ClientHalves:
-    """Prepares and ends the half messages of one client, and has the watches of its groups."""
+    """Prepares, commits and rolls back the half messages of one client, and runs the watches that answer the checks of
+    its groups."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
@@ -73,7 +74,7 @@ class ClientHalves:
 
     @classmethod
     def of_client(cls, connections: Connections) -> ClientHalves:
-        """Returns the Halves of a client; makes it at first use."""
+        """Returns the ClientHalves of the client that has these connections; makes it at the first use."""
         from .transaction import Transactions
 
         found = connections.halves
@@ -95,7 +96,7 @@ class ClientHalves:
 
     # ------------------------------------------------------------------------------ checks
     def watch(self, group: str, watch: Callable[[ClientHalves], GroupWatch]) -> None:
-        """Registers the watch of a group. Raises InvalidConfiguration if the group has one already."""
+        """Registers the CheckWatch of a group. Raises InvalidConfiguration if the group has one already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
@@ -187,8 +188,8 @@ class ClientHalves:
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """Commits or rolls back a half message; returns its state. `number`: that of the check which this answers; 0:
-        none. `why`: the reason, for the coordinator."""
+        """Commits or rolls back a half message and returns its state. `number`: the number of the check that this
+        decision answers; 0: it answers no check. `why`: the reason, which the coordinator records."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -255,8 +256,8 @@ CONNECTED_S = 5.0
 
 
 class Decision(Enum):
-    """The answer of a program to a check of a half message. UNKNOWN: not decided yet; too many of these answers park
-    the half message."""
+    """The answers that a program can give to the check of a half message. UNKNOWN: not decided yet; too many of these
+    answers park the half message."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -270,8 +271,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One message of a half message. `data`: as the producer's schema encoded it; None: it is encrypted, or has no
-    value."""
+    """One of the messages that a half message consists of. `data`: the payload as the producer's schema encoded it;
+    None: the payload is encrypted, or the message has no value."""
 
     topic: str
     data: bytes | None
@@ -281,7 +282,7 @@ class HalfContent(NamedTuple):
 
 
 class HalfCheck(NamedTuple):
-    """The question to a group whether to commit or roll back a half message."""
+    """The check of an undecided half message: asks a program of its group whether to commit it or to roll it back."""
 
     id: TxnId
     group: str
@@ -292,7 +293,8 @@ class HalfCheck(NamedTuple):
 
 
 class CheckWatch:
-    """Receives the checks of one group and answers them with one function, in the event loop of the client."""
+    """Receives the checks of half messages of one group, and answers each with the result of the program's function.
+    Runs in the event loop of the client."""
 
     def __init__(self, halves: ClientHalves, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group

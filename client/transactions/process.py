@@ -73,8 +73,8 @@ from .transaction import Transaction, Transactions
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message to send, with more fields than its value. `producer`: through which it is sent; in `process`, None
-    means the producer of `process`, and another one must be of the same client."""
+    """A message that a function wants to send, with more fields than its value. `producer`: the producer that sends the
+    message; in `process`, None means the producer of `process`, and another one must be of the same client."""
 
     value: Any
     partition_key: str | None = None
@@ -97,8 +97,8 @@ SLICE = 64
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """The statistics of `process`, updated while it runs. Messages of aborted transactions are counted as received
-    again."""
+    """The counters of one call of `process`, which are updated while it runs. Messages of aborted transactions are
+    counted as received again."""
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -109,7 +109,7 @@ class ProcessStatistics:
 
 
 class FunctionResult(NamedTuple):
-    """The result of the program's function for one message."""
+    """The result of calling the program's function for one message: its outputs, or the error that it raised."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s
@@ -125,7 +125,7 @@ Apply = Callable[[list[Message]], Awaitable[list[FunctionResult]]]
 
 
 class ProcessOptions(NamedTuple):
-    """The options of `process`."""
+    """The options of one call of `process`, such as the limits of a batch and the time-out of its transactions."""
 
     messages_max: int
     linger_ms: int
@@ -187,7 +187,8 @@ PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
 
 
 def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | None = None) -> Apply:
-    """Returns a function that applies the program's `function` to a batch in the event loop, message by message."""
+    """Returns a coroutine function that calls the program's `function` for each message of a batch, one after the
+    other, in the event loop, and returns the results."""
     plain = nullcontext()
 
     async def apply(messages: list[Message]) -> list[FunctionResult]:
@@ -212,7 +213,8 @@ def make_loop_processor(function: Callable[[Message], Any], tracing: Tracing | N
 
 
 def outputs_of(found: Any) -> Sequence[Any]:
-    """Returns what the program's function returned as a sequence of outputs."""
+    """Converts the return value of the program's function to a sequence of outputs: a list, tuple or generator gives
+    its elements, None gives no output, any other value is one output."""
     if found is None:
         return ()
     if isinstance(found, list):
@@ -223,7 +225,7 @@ def outputs_of(found: Any) -> Sequence[Any]:
 
 
 class TransactionBatch:
-    """The received messages that are processed and acknowledged in one transaction."""
+    """A batch of received messages that are processed and acknowledged in one transaction."""
 
     __slots__ = ("ending", "messages", "sent", "txn")
 
@@ -239,7 +241,7 @@ class TransactionBatch:
 
 
 class ProcessLoop:
-    """The loop of one call of `process`: receives, calls the function, and commits."""
+    """The loop that one call of `process` runs: receives messages, calls the function, and commits the transactions."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: ProcessOptions) -> None:
         options.check()
@@ -257,7 +259,7 @@ class ProcessLoop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """Processes messages until none arrives for `idle_timeout_ms`; returns the statistics."""
+        """Processes messages until no message arrives for `idle_timeout_ms` milliseconds; returns the statistics."""
         try:
             while True:
                 messages = await self._next_batch()

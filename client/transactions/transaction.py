@@ -115,8 +115,8 @@ class Transaction(TransactionPort):
         return self
 
     def begin_now(self) -> bool:
-        """Begins the transaction with an id that was leased in advance. Returns False if there is none: the caller
-        must `await` the transaction. May be called from any thread."""
+        """Begins the transaction with a transaction id that was leased in advance. Returns False if no leased id is
+        left: the caller must `await` the transaction. May be called from any thread."""
         found = self._home.begin_leased(self)
         if found is not None:
             self._start(found)
@@ -167,8 +167,8 @@ class Transaction(TransactionPort):
 
     @property
     def state(self) -> TransactionState:
-        """Returns the state: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or ERROR: the end
-        got no answer, and `commit` asks again."""
+        """Returns the state of the transaction: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or
+        ERROR: the request to end it got no answer, and `commit` asks again."""
         return self._known.state
 
     def __repr__(self) -> str:
@@ -295,8 +295,8 @@ class Transaction(TransactionPort):
             self._raise_error()
 
     async def wait_redeliverable(self) -> None:
-        """Returns when the messages that this aborted transaction acknowledged may be delivered again, or when no
-        broker answers."""
+        """Waits until the messages that this aborted transaction acknowledged may be delivered again, or until it is
+        known that no broker answers."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending_operations or core.has_operations:
@@ -429,7 +429,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """The transactions of one client, in its event loop. `len()`: the number of open ones."""
+    """The collection of the transactions of one client, in its event loop. `len()`: the number of open transactions."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -443,7 +443,7 @@ class Transactions:
 
     @classmethod
     def of_client(cls, connections: Connections) -> Transactions:
-        """Returns the Transactions of a client; makes it at first use."""
+        """Returns the Transactions of the client that has these connections; makes it at the first use."""
         found = connections.transactions
         if found is None:
             found = connections.transactions = cls(connections)
@@ -455,8 +455,8 @@ class Transactions:
         return len(self._open)
 
     def begin_leased(self, transaction: Transaction) -> TxnId | None:
-        """Begins a transaction with an id that was leased in advance and returns this id; None if there is none. May
-        be called from any thread."""
+        """Begins the transaction `transaction` with an id that was leased in advance, and returns this id; None if no
+        leased id is left. May be called from any thread."""
         if transaction.name is not None:
             return None
         found = self.coordinators.begin_leased(_timeout_ms(transaction), self.run_soon)
@@ -477,7 +477,7 @@ class Transactions:
         return found
 
     def make_open_transaction(self, found: TxnId, timeout_s: float) -> Transaction:
-        """Returns an open transaction with the id `found`."""
+        """Makes and returns a Transaction object for the transaction with the id `found`, which is open already."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
         return transaction
@@ -489,7 +489,7 @@ class Transactions:
         return self._tasks.spawn(work, name)
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Runs `work` now if called in the event loop; else has the loop run it soon."""
+        """Runs the function `work`: at once if called in the event loop, else in the loop soon after."""
         if threading.get_ident() == self._thread:
             work()
         else:
@@ -510,7 +510,7 @@ class Transactions:
 
     # ------------------------------------------------------------------------------ the end
     async def close(self) -> None:
-        """Aborts open transactions; returns when no task is running any more."""
+        """Aborts the open transactions, and returns when no task of a transaction is running any more."""
 
         async def abort(transaction: Transaction) -> None:
             if transaction.state is TransactionState.OPEN:

@@ -341,7 +341,8 @@ _Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
-    """A client's channel to one gRPC server. Belongs to the event loop in which it is first used."""
+    """A client's channel to one gRPC server: makes its connection when it is needed. Belongs to the event loop in which
+    it is first used."""
 
     def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
         check_encrypted(endpoint, access)
@@ -547,7 +548,7 @@ class GrpcChannel:
         return self._opened() is not None
 
     async def close(self) -> None:
-        """Closes the channel; calls in progress fail with ConnectionLost."""
+        """Closes the channel. Calls in progress fail with ConnectionLost."""
         self._closed = True
         gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         for stream in list(self._unopened):

@@ -57,7 +57,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Status(IntEnum):
-    """The status of a gRPC call."""
+    """The status code with which a gRPC call ends."""
 
     OK = 0
     CANCELLED = 1
@@ -76,18 +76,16 @@ class Status(IntEnum):
 
 
 def copy_error(error: MagnetarError) -> MagnetarError:
-    """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
-    raises it.
-    """
+    """Returns a copy of the error that can be raised again. (An exception object collects the traceback of each place
+    that raises it.)"""
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
 
 
 def error_for_status(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
-    """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer` is the
-    value of `magnetar-error-bin`, empty if the answer has no such trailer.
-    """
+    """Returns the MagnetarError for a call that ended with `status`, by the table at the head of this module. `trailer`
+    is the value of the trailer `magnetar-error-bin`; empty if the answer has none."""
     if trailer:
         try:
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
@@ -112,9 +110,8 @@ def status_name(number: int) -> str:
 
 
 def error_trailers(error: BaseException) -> list[Header]:
-    """Returns the trailers with which the server ends a failed call. Logs an error that is not a MagnetarError, because
-    it is a bug.
-    """
+    """Returns the trailers with which the server ends a failed call. An error that is not a MagnetarError is logged,
+    because it is a bug."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)
@@ -131,7 +128,7 @@ def status_trailers(status: Status, details: str = "") -> list[Header]:
 
 
 def parse_details(value: bytes) -> str:
-    """Returns the text of a `grpc-message` header."""
+    """Returns the text of the header `grpc-message`, which is percent-encoded."""
     return urllib.parse.unquote(value.decode("latin-1"))
 
 

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class WatchedStream(Protocol):
-    """What `OpenStreams` looks at to find the streams that are silent, or whose caller reads nothing."""
+    """A stream as `OpenStreams` sees it when it looks for streams that are silent, or whose caller does not read."""
 
     has_read: bool  # something came
 
@@ -66,7 +66,8 @@ class _Seen:
 
 
 class OpenStreams:
-    """The open streams of one listener: bounds their number for each address, and ends those without progress."""
+    """The open streams of one listener: limits how many an address may have, and ends streams on which nothing
+    moves."""
 
     def __init__(self, limits: CallerLimits, answers: MemoryBudget) -> None:
         self._limits = limits
@@ -80,9 +81,8 @@ class OpenStreams:
 
     @contextlib.contextmanager
     def reserve_place(self, peer: str) -> Iterator[None]:
-        """Counts one more stream of the caller `peer` (HOST:PORT) while the block runs. Raises BackPressure if the
-        caller's address has as many streams as it may have.
-        """
+        """Counts one more stream of the caller's address `peer` (HOST:PORT) while the `with` block runs. Raises
+        BackPressure if the address has as many streams as it may have."""
         host, limit = address_network(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
@@ -145,9 +145,8 @@ End = Callable[[MagnetarError], None]
 
 
 class CallerAuthenticator:
-    """Authenticates the callers of one listener, and ends their streams when their credentials expire. Without a guard
-    every caller is LOCAL.
-    """
+    """Authenticates the callers of one listener, and ends their streams when their credentials expire. Without a guard,
+    every caller is authenticated as LOCAL."""
 
     def __init__(self, guard: Guard | None, clock: Clock) -> None:
         self._guard = guard
@@ -161,9 +160,8 @@ class CallerAuthenticator:
         return self._guard is not None
 
     async def admit(self, caller: Caller, path: str) -> Principal:
-        """Authenticates a caller and returns its principal, which may call `path`. Raises what the guard raises;
-        refusals are written to the audit log.
-        """
+        """Authenticates a caller that calls the rpc `path`, checks that it may call this, and returns its principal.
+        Raises the errors of the guard; refusals are written to the audit log."""
         if self._guard is None:
             return LOCAL
         try:
@@ -184,8 +182,8 @@ class CallerAuthenticator:
 
     @contextmanager
     def end_on_expiry(self, principal: Principal, end: End) -> Iterator[None]:
-        """While the block runs, calls `end` with CredentialsExpired when the principal's credentials expire or lapse.
-        """
+        """While the `with` block runs, calls `end` with the error CredentialsExpired when the credentials of the
+        principal expire or are revoked."""
         key, timer = object(), self._expiry(principal, end)
         if principal.kind is PrincipalKind.CLIENT:
             self._held[key] = principal, end
@@ -249,7 +247,7 @@ PROTOCOL = "h2"
 
 
 def authorization_of(access: CallerAccess) -> bytes:
-    """Returns the value of the `authorization` header; empty if there is none."""
+    """Returns the value of the header `authorization` for a client's credentials; empty if there are none."""
     return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 
@@ -265,7 +263,8 @@ def make_server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class ChannelTls:
-    """The TLS context of a channel. Raises InvalidConfiguration if a file cannot be read, or is no PEM file."""
+    """Makes the TLS context of a channel from its PEM files. Raises InvalidConfiguration if a file cannot be read, or
+    is no PEM file."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -273,8 +272,8 @@ class ChannelTls:
         self._stamps = _stamps(tls)
 
     def reload(self) -> bool:
-        """Loads the files if they changed. Returns True if there is a new `context`, which later connections must use.
-        """
+        """Reads the PEM files again if they have changed. Returns True if there is a new `context`, which later
+        connections must use."""
         try:
             stamps = _stamps(self._tls)
             if stamps == self._stamps:
@@ -303,7 +302,7 @@ def make_channel_tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def check_encrypted(endpoint: Endpoint, access: CallerAccess) -> None:
-    """Raises InvalidConfiguration if credentials would be sent from this machine without encryption."""
+    """Raises InvalidConfiguration if a client would send its credentials to another machine without encryption."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(
             f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"

@@ -31,9 +31,8 @@ prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
 
 
 class MessageStream(Http2Stream):
-    """A stream of gRPC messages of at most `in_bytes_max` bytes each. The subclass handles each message that arrives or
-    is refused.
-    """
+    """The receiving side of a gRPC stream: joins the data that arrives to messages of at most `in_bytes_max` bytes. A
+    subclass handles each message that has arrived or is refused."""
 
     __slots__ = (
         "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
@@ -56,18 +55,18 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def on_message(self, data: bytes | bytearray, cost: int) -> None:
-        """Called with a complete message. The service must later pass `cost`, the bytes of the receive window that the
-        message used, to `on_read`.
-        """
+        """Called with the bytes of a complete message. `cost` is how much of the receive window the message used; the
+        service must later pass it to `on_read`."""
         raise NotImplementedError
 
     def on_message_refused(self, size: int) -> None:
-        """Called for a message that is refused because it is too long (`size` bytes) or compressed (`size` is -1)."""
+        """Called when a message is refused because it is too long (`size` is its length in bytes), or compressed
+        (`size` is -1)."""
         raise NotImplementedError
 
     @property
     def has_partial_message(self) -> bool:
-        """Returns True if a message has arrived only in part."""
+        """Returns True if a part of a message has arrived, and the rest has not."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def on_data(self, data: memoryview) -> int:
@@ -121,12 +120,13 @@ class MessageStream(Http2Stream):
         self._place = memoryview(self._message)
 
     def on_reading_started(self) -> None:
-        """Called when the service begins to read the stream: reserves memory for a long message that began before."""
+        """Called when the service begins to read the stream. Reserves memory for a long message that began to arrive
+        before."""
         if self._early is not None and self._arrivals is not None and self._arrivals.admit(self, self._size):
             self.on_memory_reserved()
 
     def on_memory_reserved(self) -> None:
-        """Called when memory is reserved for the long message: continues to read it."""
+        """Called when memory is reserved for the long message that had to wait. Continues to receive this message."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)
@@ -140,18 +140,18 @@ class MessageStream(Http2Stream):
             self.on_input_ended()
 
     def defer_input_end(self) -> bool:
-        """Returns whether the input has ended while a message waits for memory: then `on_input_ended` is called again
-        after that message.
-        """
+        """Returns whether the input has ended while a message still waits for memory. If so, `on_input_ended` is called
+        again after that message."""
         self._ended_early = self._early is not None
         return self._ended_early
 
     def on_too_slow(self) -> None:
-        """Called when the message arrives slowly and others wait for its memory: the stream must end."""
+        """Called when the long message arrives too slowly while others wait for its memory. The subclass must end the
+        stream."""
         raise NotImplementedError
 
     def discard_message(self) -> None:
-        """Drops a message that has arrived only in part, because the stream has ended or is not read any more."""
+        """Drops the message that has arrived only in part, because the stream has ended or is no longer read."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.discard(self)
@@ -177,9 +177,8 @@ class MessageStream(Http2Stream):
             self.on_message(message, self._cost)
 
     def on_read(self, cost: int) -> None:
-        """Called when the service has read all messages that arrived; `cost` is the sum of their costs. Credits the
-        window.
-        """
+        """Called when the service has read all messages that arrived. `cost` is the sum of their costs, which the other
+        end may now send again."""
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.on_messages_read(self)
@@ -227,16 +226,15 @@ PREFIXES = [b"\x0a" + encode_varint(size) for size in range(SHORT)]
 
 
 def copied_tags(envelope: type[Any]) -> frozenset[int]:
-    """Returns the tags of an item's fields that protobuf copies without parsing them: fields of bytes, as in an entry.
-    """
+    """Returns the tags of those fields that protobuf copies without parsing them: fields of type bytes, as in an
+    entry."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
 def field_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Returns begin and end of the content of the bytes field whose tag is at `offset`. The end is beyond `data` if the
-    field is cut off.
-    """
+    """Returns the begin and the end of the content of the bytes field whose tag is at `offset`. The end is after the
+    end of `data` if the field is cut off."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]
@@ -287,8 +285,8 @@ _NUMBER = 0x08  # tag of field 1, a number
 
 
 def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
-    """Returns whether the envelopes have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse.
-    """
+    """Returns whether the envelopes are too much to be parsed at once: more than 2 * ITEMS_AT_ONCE items, or more than
+    PARSED_AT_ONCE bytes."""
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0
     for data in envelopes:
@@ -318,10 +316,9 @@ def must_parse_in_slices(envelopes: Sequence[bytes | bytearray], copied: frozens
 
 # ---------------------------------------------------------------------------------- long items
 class LongItem:
-    """An item that consists of an `id` and one long bytes field of a oneof. It has the attributes of protobuf's
-    message, but the field is a view of the envelope. `to_message` returns a real message, which does not keep the
-    envelope in memory.
-    """
+    """An item of a stream that consists of an `id` and one long bytes field of a oneof. It has the attributes of the
+    protobuf message, but the field is a view of the envelope's bytes. `to_message` returns a real message, which does
+    not keep the envelope in memory."""
 
     __slots__ = ("_field", "_item", "_value", "_view", "id")
 
@@ -343,9 +340,8 @@ class LongItem:
 
 
 def fields_of_long_items(envelope: type[Any]) -> dict[int, str]:
-    """Returns the names, by tag, of the fields that a `LongItem` may have: bytes fields of a oneof beside a number
-    `id`.
-    """
+    """Returns the names of the fields that a `LongItem` may have, by their tags: the bytes fields of a oneof beside a
+    number `id`."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     if [field.name for field in fields if field.containing_oneof is None] != ["id"]:
         return {}
@@ -353,9 +349,8 @@ def fields_of_long_items(envelope: type[Any]) -> dict[int, str]:
 
 
 def split_long_items(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
-    """Returns the long items at the beginning of `data`, and the offset of the remaining bytes, which protobuf must
-    parse.
-    """
+    """Splits off the long items at the beginning of `data`. Returns them, and the offset of the remaining bytes, which
+    protobuf must parse."""
     items: list[LongItem] = []
     offset, whole, view = 0, len(data), memoryview(data)
     while offset < whole and data[offset] == _TAG:

@@ -74,7 +74,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class GrpcServing:
-    """A listening gRPC server."""
+    """A gRPC server that is listening."""
 
     def __init__(self, listener: _Listener, server: Listening, endpoint: Endpoint) -> None:
         self._listener = listener
@@ -87,9 +87,8 @@ class GrpcServing:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no more calls. Running calls may go on for `grace_s`, then they are ended. Returns when all handlers
-        have returned.
-        """
+        """Stops accepting calls. Running calls may continue for `grace_s`, and are then ended. Returns when all
+        handlers have returned."""
         if self._closed:
             return
         self._closed = True
@@ -110,9 +109,8 @@ class GrpcServing:
 async def serve(
     endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock
 ) -> GrpcServing:
-    """Serves on `endpoint` (port 0: a free one). Raises Busy if the port is taken, InvalidConfiguration if the TLS
-    files cannot be used.
-    """
+    """Starts a gRPC server at `endpoint` (port 0: a free port). Raises Busy if the port is taken, InvalidConfiguration
+    if the TLS files cannot be used."""
     listener = _Listener(services, access, clock)
     tls = make_server_tls_context(access.tls) if access.tls is not None else None
     server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)

@@ -62,7 +62,8 @@ CROWDED_BYTES = 64 << 10
 
 
 class GrpcStream(MessageStream):
-    """An end of a gRPC stream of items; it exists before it is opened on a connection, and after it has ended."""
+    """One end of a gRPC stream of items. The object exists before the stream is opened on a connection, and after the
+    stream has ended."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ out
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
-        """Queues an item, or the bytes of one; never waits."""
+        """Adds an item, or the bytes of one, to the queue of this stream. Never waits."""
         if self._broken is not None:
             raise copy_error(self._broken)
         if isinstance(item, tuple):
@@ -144,7 +145,7 @@ class GrpcStream(MessageStream):
             raise copy_error(self._broken)
 
     async def finish(self) -> None:
-        """Waits until all queued items were given to the connection, or the stream is broken."""
+        """Waits until all queued items were passed to the connection, or the stream is broken."""
         while self.queued_bytes and self._broken is None:
             await self._wait_change()
 
@@ -176,11 +177,11 @@ class GrpcStream(MessageStream):
             self.on_output_drained()
 
     def answer(self) -> None:
-        """At a server: sends the head of the answer; called once, before the first item."""
+        """At a server: sends the headers of the answer. Called once, before the first item."""
         raise NotImplementedError
 
     def on_output_drained(self) -> None:
-        """Called when the stream is closing and everything queued was sent."""
+        """Called when the stream is closing and all queued items were sent."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
         """Removes the items of the next envelope from the queue. Returns (their bytes, the parts of the gRPC message).
@@ -328,9 +329,8 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def break_output(self, error: MagnetarError) -> None:
-        """Breaks the stream: senders get `error`, and nothing more is sent. Items that have arrived can still be
-        received.
-        """
+        """Ends sending: nothing more is sent, and senders get `error`. Items that have arrived can still be
+        received."""
         if self._broken is not None:
             return
         self._broken = error
@@ -343,12 +343,12 @@ class GrpcStream(MessageStream):
         self._wake_waiting()
 
     def end_receiving(self, how: EndOfStream | MagnetarError) -> None:
-        """Ends the input: `receive` raises `how` after the items that have arrived."""
+        """Ends receiving: `receive` returns the items that have arrived, and then raises `how`."""
         self._end = self._end or how
         self._wake_waiting()
 
     def break_off(self, error: MagnetarError) -> None:
-        """Ends both directions now with `error`; items that were not received yet are dropped."""
+        """Ends both directions of the stream at once with `error`. Items that were not received yet are dropped."""
         self.break_output(error)
         self._forget_received()
         self._end = error
@@ -356,7 +356,7 @@ class GrpcStream(MessageStream):
         self.cut(error)
 
     def cut(self, error: MagnetarError) -> None:
-        """Ends the stream with `error`, also at the other end if it was opened."""
+        """Ends the stream with `error`. If the stream was opened, resets it at the other end too."""
         raise NotImplementedError
 
     def _forget_received(self) -> None:
@@ -373,7 +373,7 @@ class GrpcStream(MessageStream):
         self.break_off(ConnectionLost("the stream was cancelled"))
 
     async def close(self) -> None:
-        """Does nothing at the server: its stream ends with its handler."""
+        """Does nothing at a server, because a server's stream ends when its handler returns."""
 
     @property
     def is_broken(self) -> bool:

@@ -68,9 +68,8 @@ _TIMEOUT_S = 1.0
 
 
 async def probe_mechanism(endpoint: Endpoint) -> str:
-    """Returns the security mechanism of a ZeroMQ server: "NULL" without keys, "CURVE" with keys; empty if it sends no
-    greeting in time.
-    """
+    """Returns the security mechanism of the ZeroMQ server at `endpoint`: "NULL" if it has no keys, "CURVE" if it has;
+    empty if it sends no greeting in time."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -100,7 +99,8 @@ _MONITOR = struct.Struct("=Hi")
 
 
 class ZmqPeer:
-    """The client end of a peer connection. Must be used in one event loop; connects at the first request."""
+    """The client end of a connection to a peer, over ZeroMQ. Connects at its first request. Must be used in one event
+    loop only."""
 
     def __init__(
         self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
@@ -172,9 +172,8 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends queued requests as far as the socket accepts them; the others are sent when it is writable or
-        connected.
-        """
+        """Sends queued requests, as many as the socket accepts now. The others are sent when the socket is connected or
+        accepts more."""
         if self._closed:
             return
         if self._link is None:
@@ -230,16 +229,14 @@ class ZmqPeer:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def on_link_broken(self, how: str = "it broke") -> None:
-        """Handles the loss of the connection: closes the socket and fails the requests; the next request makes another
-        one.
-        """
+        """Called when the connection is lost. Closes the socket and fails all requests; the next request makes a new
+        connection."""
         self._forget_link()
         self.on_disconnected(how)
 
     def on_handshake_failed(self, *, certain: bool) -> None:
-        """Handles a failed handshake. Nothing was sent yet, so requests wait for further attempts, as many as an honest
-        server may need.
-        """
+        """Called when a handshake has failed. Nothing was sent yet, so the requests wait for more attempts, as many as
+        a correct server may need."""
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -259,13 +256,13 @@ class ZmqPeer:
                 self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
 
     def on_key_mismatch(self) -> None:
-        """Fails all requests because only one of the two ends has keys."""
+        """Called when only one of the two ends has keys. Fails all requests."""
         clear = self.access.own is None
         asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
         self.on_refused(f"{asks}, as the other processes of its cluster")
 
     def on_refused(self, why: str) -> None:
-        """Fails all requests because one end refused the other before anything was sent."""
+        """Called when one end has refused the other before any request was sent. Fails all requests."""
         self._forget_link()
         self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
 

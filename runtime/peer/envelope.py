@@ -52,7 +52,8 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
-    """The kind of an envelope; the table above has the meaning of each."""
+    """The type of an envelope, such as requests or replies. The table at the head of this module says what each type
+    means."""
 
     REQUESTS = 1
     REPLIES = 2
@@ -65,16 +66,17 @@ _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class Malformed(ValueError):
-    """Raised when bytes are not an envelope of ours: wrong lengths, or too many or too few parts."""
+    """Raised when bytes are not a valid envelope: lengths are wrong, or there are too many or too few parts."""
 
 
 class WrongMagic(ValueError):
-    """The error for bytes of another protocol, or of a version that this process does not support."""
+    """Raised when bytes belong to another protocol, or to a version of ours that this process does not support."""
 
 
 @dataclass(slots=True)
 class EnvelopeItem:
-    """A request or a reply. In a decoded item, `frames` has None where a part has not been received."""
+    """One request or reply in an envelope. In a decoded item, `frames` contains None for each part that was not
+    received yet."""
 
     id: int
     head: bytes
@@ -83,7 +85,7 @@ class EnvelopeItem:
 
 @dataclass(slots=True)
 class Envelope:
-    """The decoded header of an envelope, with its items."""
+    """The decoded header of a message between peers, with its requests or replies (items)."""
 
     kind: EnvelopeKind
     identity: bytes
@@ -95,7 +97,7 @@ class Envelope:
 
 
 def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
-    """Returns the parts of a multipart message: the header, then the large frames, which are not copied."""
+    """Returns the parts of a ZeroMQ multipart message: the header, and then the large frames, which are not copied."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
     for id_, head, frames in items:
@@ -111,14 +113,14 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
 
 
 def encode_refusal(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
-    """Returns the header of a WRONG_IDENTITY, WRONG_PROTOCOL or UNAUTHORIZED envelope."""
+    """Returns the header of an envelope that refuses the requests `ids`; its kind is WRONG_IDENTITY, WRONG_PROTOCOL or
+    UNAUTHORIZED."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 
 
 def decode(header: Buffer) -> Envelope:
-    """Returns the envelope with the header `header`, without its large frames (`Envelope.parts`). Raises WrongMagic or
-    Malformed.
-    """
+    """Decodes the header of an envelope. The large frames are not part of the result (`Envelope.parts`). Raises
+    WrongMagic or Malformed."""
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:

@@ -53,8 +53,8 @@ from .sockets import TURN_BYTES
 
 
 class FutureAnswerListener:
-    """An `AnswerListener` that sets the result of a future. A future that is done already (cancelled) stays as it
-    is."""
+    """Sets the outcome of a request as the result of a future. If the future is done already (cancelled), does
+    nothing."""
 
     __slots__ = ("future",)
 
@@ -71,9 +71,8 @@ class FutureAnswerListener:
 
 
 class InFlight:
-    """The requests of one peer that are in flight. Must be made inside a running loop. `late` counts answers to
-    requests that had an outcome already.
-    """
+    """The requests to one peer that have no answer yet, with their time-outs. Must be created inside a running event
+    loop. `late` counts answers that arrived after their request had an outcome."""
 
     def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._now = clock.monotonic
@@ -88,7 +87,7 @@ class InFlight:
         return len(self._waiting)
 
     def add(self, asker: AnswerListener, timeout_s: float) -> int:
-        """Adds a request; returns its id."""
+        """Adds a request, whose outcome `asker` gets. Returns the id of the request."""
         self._last = id_ = self._last + 1
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
@@ -112,7 +111,7 @@ class InFlight:
             self._fail(entry[0], error)
 
     def fail_all(self, error: MagnetarError) -> None:
-        """Fails all requests, each with a copy of the error, because their owners raise it."""
+        """Fails all requests. Each gets a copy of the error, because each of their callers raises it."""
         waiting, self._waiting = self._waiting, {}
         for asker, _ in waiting.values():
             self._fail(asker, type(error)(error.message, **error.fields))
@@ -160,7 +159,7 @@ def message_bytes(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class SendQueue:
-    """The queue of what is sent on one connection; decides how much the next multipart message contains."""
+    """The queue of messages for one connection. Decides how much of it the next multipart message contains."""
 
     __slots__ = ("bytes", "items")
 
@@ -179,7 +178,8 @@ class SendQueue:
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def next_batch(self) -> tuple[int, list[Queued]]:
-        """Returns (bytes, items) of the next multipart message; they stay in the queue until `remove_sent`."""
+        """Returns (bytes, items) for the next multipart message. The items stay in the queue until `remove_sent` is
+        called."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:
@@ -203,11 +203,9 @@ class SendQueue:
 
 
 class InProcessRequest:
-    """A request within the process (`runtime.network.Request`), from its peer's queue to its answer.
-    `InProcessPeer.post` sets its fields; `size` is the number of its bytes in the queue.
-
-    The `AnswerListener` of a request may be a subclass of it, which saves an object per request.
-    """
+    """A request (`runtime.network.Request`) between two parts of the same process, from the queue of its peer to its
+    answer. `InProcessPeer.post` sets its fields; `size` is the number of its bytes in the queue. The `AnswerListener`
+    of a request may be a subclass of it, which saves an object per request."""
 
     __slots__ = ("connection", "frames", "head", "id", "size")
 
@@ -226,7 +224,7 @@ class InProcessRequest:
 
 
 class InProcessServer:
-    """A server for the peers of its own process: receives their requests, from each peer in turn."""
+    """Receives the requests that peers in the same process send, from each peer in turn."""
 
     def __init__(self, identity: bytes, service: PeerService) -> None:
         self.identity = identity
@@ -239,7 +237,7 @@ class InProcessServer:
         self._slow = False
 
     def on_requests(self, peer: InProcessPeer) -> None:
-        """Schedules a turn for `peer`, whose queue has requests."""
+        """Called when the queue of `peer` has requests. Schedules a turn in which they are received."""
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:
@@ -285,8 +283,7 @@ class InProcessServer:
 
 
 class InProcessPeer:
-    """The client end (`runtime.network.Peer`) for a server of this process. A peer for another process uses a socket.
-    """
+    """The client end (`runtime.network.Peer`) of a connection to a server in the same process, without a socket."""
 
     def __init__(
         self, servers: dict[Endpoint, InProcessServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
@@ -343,7 +340,8 @@ class InProcessPeer:
         return None
 
     def move_requests(self, came: list[InProcessRequest]) -> int:
-        """Moves the next requests of the queue, about COALESCE_BYTES, to the list `came`; returns their bytes."""
+        """Moves the first requests of the queue, about COALESCE_BYTES, to the end of the list `came`. Returns the
+        number of their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()
@@ -353,7 +351,7 @@ class InProcessPeer:
         return size
 
     def on_server_closed(self) -> None:
-        """Fails all requests, because the server has closed."""
+        """Called when the server has closed. Fails all requests."""
         self._close_with(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
     def _close_with(self, error: ConnectionLost) -> None:
@@ -378,9 +376,8 @@ class InProcessPeer:
 
 
 class InProcessServing:
-    """A `runtime.network.PeerServing` that serves peers of other processes by a socket, and those of this process
-    without one.
-    """
+    """A listener (`runtime.network.PeerServing`) that serves peers in other processes by a socket, and peers in this
+    process without one."""
 
     def __init__(self, outside: PeerServing, server: InProcessServer, servers: dict[Endpoint, InProcessServer]) -> None:
         self._outside = outside
@@ -401,7 +398,7 @@ class InProcessServing:
 
 
 class InProcessNetwork:
-    """A `runtime.network.Network` around another network, in which peers of the same process need no socket."""
+    """Wraps another `runtime.network.Network`, so that peers in the same process are reached without a socket."""
 
     def __init__(self, outside: Network, clock: Clock) -> None:
         self._outside = outside

@@ -16,32 +16,32 @@ NO_KEY = "00" * 32
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The keys of a process for peer connections (CURVE). They are made at its start; the secret one is never stored.
-    """
+    """The two keys of a process for its peer connections (CURVE). They are created when the process starts; the secret
+    key is never stored."""
 
     public: str  # 64 hexadecimal digits
     secret: bytes = field(repr=False)  # 32 bytes
 
 
 class PeerGate(Protocol):
-    """Decides which processes may be clients of a peer server. A key is the public one, as 64 hexadecimal digits."""
+    """Decides which processes may connect to a peer server. A process is identified by its public key, as 64
+    hexadecimal digits."""
 
     async def admit(self, key: str) -> bool:
-        """Returns whether a new connection with this key is admitted. Raises a MagnetarError if that cannot be decided
-        now; the client may try again.
-        """
+        """Returns whether a client with this public key may connect. Raises a MagnetarError if that cannot be decided
+        now; the client may try again."""
         ...
 
     def principal(self, key: str) -> Principal | None:
-        """Returns the principal of a member's key, None if the key is no member's any more. Asked for each message."""
+        """Returns the principal of the member that has this public key; None if no member has it any more. Called for
+        each message."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PeerServerKeys:
-    """The keys of a peer server, and its gate: it serves only clients that know its public key and that the gate
-    admits.
-    """
+    """The keys of a peer server and its gate. Only clients that know the server's public key, and that the gate admits,
+    are served."""
 
     own: KeyPair
     gate: PeerGate
@@ -49,7 +49,7 @@ class PeerServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class PeerClientKeys:
-    """The keys of the client end of a peer connection, and the public key that the server must have."""
+    """The keys of the client of a peer connection, and the public key that its server must have."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)

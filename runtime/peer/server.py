@@ -52,9 +52,8 @@ TOLD_EVERY_S = 10.0
 
 
 class AcceptedConnections:
-    """The accepted connections of one server's socket: bounds and counts them. `close` must be called before the socket
-    is closed.
-    """
+    """Counts and bounds the connections that one server's socket has accepted. `close` must be called before the socket
+    is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
         import zmq
@@ -149,7 +148,7 @@ RECEIVED_MAX = 16
 
 
 class ZmqRequest:
-    """A request at the server, with the route for its answer."""
+    """A request that a server received over ZeroMQ, with the route to its sender."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -165,16 +164,14 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """Returns whether the message's own connection is from this machine. The routing id would prove nothing,
-        because a client may choose any.
-        """
+        """Returns whether the connection of the message comes from this machine. The routing id is not used for that,
+        because a client may choose any."""
         return is_local(str(self._came.get("Peer-Address")))
 
     @property
     def principal(self) -> Principal | None:
-        """Returns the sender, by the key of the message's own connection. Must be asked before the reply. None: the
-        sender is not a member any more.
-        """
+        """Returns the authenticated sender, found by the key of the message's own connection. Must be called before the
+        reply. None: the sender is no longer a member of the cluster."""
         assert self._server is not None, "the request was answered"
         return self._server.principal(self._came)
 
@@ -185,7 +182,7 @@ class ZmqRequest:
 
 
 class ZmqPeerServer:
-    """The server end: a ROUTER socket. Made by `serve`."""
+    """The server of peer connections over ZeroMQ (a ROUTER socket). The function `serve` creates it."""
 
     def __init__(
         self, wire: LoopSocket, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
@@ -234,9 +231,8 @@ class ZmqPeerServer:
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Closes the server. Answers that the socket accepts at once are still sent; the port is free when this
-        returns.
-        """
+        """Closes the server. Answers that the socket accepts at once are still sent. The port is free when this method
+        returns."""
         if self._closed:
             return
         self._flush()
@@ -260,7 +256,7 @@ class ZmqPeerServer:
             await asyncio.sleep(0.001)
 
     def slow_down(self, slow: bool) -> None:
-        """Receives slowly or normally, as `PeerServing.slow_down` says."""
+        """Receives requests slowly, or normally again; see `PeerServing.slow_down`."""
         self._slow = slow
         if not slow:
             self._wire.wake()
@@ -369,7 +365,7 @@ class ZmqPeerServer:
 async def serve(
     context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerServerKeys | None = None
 ) -> ZmqPeerServer:
-    """Starts to listen. Raises Busy if the port is taken."""
+    """Starts a peer server at `endpoint`, and returns it. Raises Busy if the port is taken."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
@@ -394,7 +390,7 @@ async def serve(
 
 
 def is_local(address: str) -> bool:
-    """Returns whether an IP address is one of this machine's: only such an address can be bound."""
+    """Returns whether an IP address belongs to this machine: only such an address can be bound."""
     address = address.removeprefix("::ffff:")
     family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
     try:

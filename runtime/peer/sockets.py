@@ -55,9 +55,8 @@ _FIELDS = 9
 
 
 class ZapHandler:
-    """The ZAP handler of a ZeroMQ context: asks each server's gate whether a client's key is admitted. The context
-    closes `socket`.
-    """
+    """Answers the authentication requests (ZAP) of a ZeroMQ context: asks the gate of each server whether a client's
+    key is admitted. The context closes `socket`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
@@ -72,14 +71,15 @@ class ZapHandler:
         self._loop.add_reader(self._fd, self._drain)
 
     def add(self, gate: PeerGate) -> str:
-        """Adds the gate of a server; returns the ZAP domain that identifies this server in requests."""
+        """Adds the gate of a server. Returns the ZAP domain, a name that identifies this server in authentication
+        requests."""
         self._number += 1
         domain = f"peers-{self._number}"
         self._gates[domain] = gate
         return domain
 
     def remove(self, domain: str) -> bool:
-        """Removes the gate of a server. Returns True if no gate is left."""
+        """Removes the gate of the server with this ZAP domain. Returns True if there is no gate any more."""
         del self._gates[domain]
         return not self._gates
 
@@ -160,7 +160,8 @@ def zmq_address(endpoint: Endpoint) -> str:
 
 
 def new_keys() -> KeyPair:
-    """Returns new keys. Raises InvalidConfiguration if this ZeroMQ has no CURVE."""
+    """Creates and returns new keys for peer connections. Raises InvalidConfiguration if the ZeroMQ library does not
+    support CURVE."""
     import zmq
     from zmq.utils import z85
 
@@ -176,7 +177,8 @@ not closed."""
 
 
 class Context:
-    """The ZeroMQ context of a world. It is created with the first socket, and ends with the last one."""
+    """The ZeroMQ context that all sockets of a world share. It is created with the first socket, and ended with the
+    last one."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -242,7 +244,7 @@ class Context:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
     def remove_server(self, domain: str) -> None:
-        """Removes the gate of the server with this domain, which has closed."""
+        """Removes the gate of a server that has closed. `domain` is the ZAP domain that `set_server_keys` returned."""
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None
             admission.close()
@@ -260,9 +262,8 @@ class Context:
 
 
 class LoopSocket:
-    """A ZeroMQ socket in the event loop: calls `readable` when envelopes may have arrived, and `writable` when a
-    refused send may succeed.
-    """
+    """A ZeroMQ socket that an event loop watches: calls `readable` when envelopes may have arrived, and `writable` when
+    a message that could not be sent may now be accepted."""
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
@@ -283,18 +284,16 @@ class LoopSocket:
         self._resting: asyncio.TimerHandle | None = None
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
-        """Starts to watch the socket. `readable` must receive up to MULTIPARTS_PER_TURN envelopes and return whether
-        more may wait.
-        """
+        """Starts to watch the socket. `readable` must receive up to MULTIPARTS_PER_TURN envelopes, and return whether
+        more may have arrived."""
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
         self.recheck()
 
     def pause(self, seconds: float) -> None:
-        """Receives nothing for `seconds`, or until `wake`. Messages then wait in ZeroMQ; when its queue is full, they
-        wait at the sender.
-        """
+        """Stops receiving for `seconds`, or until `wake` is called. Messages then wait in ZeroMQ's queue; when that is
+        full, they wait at the sender."""
         self.wake()
         self._resting = self._loop.call_later(seconds, self.wake)
 
@@ -316,7 +315,8 @@ class LoopSocket:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def recheck(self) -> None:
-        """Checks the socket again after a send, which may have consumed the descriptor's signal."""
+        """Checks whether the socket is readable or writable. Must be called after a send, which may have consumed the
+        signal of the socket's descriptor."""
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:
@@ -426,9 +426,8 @@ class LoopSocket:
 
 
 class MemberNetwork:
-    """A `runtime.network.Network` around another network, which adds the certificates of a member of the cluster and,
-    with `peers`, its keys for peer connections.
-    """
+    """Wraps another `runtime.network.Network`, and adds the certificates of a member of the cluster to its connections
+    and, with `peers`, the member's keys to its peer connections."""
 
     def __init__(
         self, inner: Network, listener: ListenerAccess, caller: CallerAccess, peers: PeerServerKeys | None = None
@@ -440,7 +439,7 @@ class MemberNetwork:
         self.serve_bytes, self.connect_bytes, self.new_keys = inner.serve_bytes, inner.connect_bytes, inner.new_keys
 
     def with_peers(self, peers: PeerServerKeys) -> MemberNetwork:
-        """Returns this network with these keys and this gate for peer connections."""
+        """Returns a copy of this network with these keys and this gate for peer connections."""
         return MemberNetwork(self._inner, self._listener, self._caller, peers)
 
     async def serve(

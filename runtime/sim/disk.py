@@ -42,7 +42,7 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class Pages:
-    """The content of a file in pages; pages of zeros are not stored."""
+    """The content of a simulated file, in pages. Pages that contain only zeros are not stored."""
 
     __slots__ = ("_pages", "size")
 
@@ -54,7 +54,7 @@ class Pages:
         return Pages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """Returns (number, content) of every page that is not all zeros."""
+        """Returns (page number, content) of each page that does not consist of zeros."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
@@ -109,10 +109,10 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class Operation(NamedTuple):
-    """An operation on a disk. `number` counts the operations since the disk was made, from 1; failed ones are counted
-    too.
+    """One operation on a simulated disk, as it is recorded. `number` counts the operations since the disk was created,
+    from 1; failed operations are counted too.
 
-    `inode` identifies the file, whatever its name is now: the number of the operation that created it.
+    `inode` identifies the file, whatever its name is now: it is the number of the operation that created the file.
     """
 
     number: int
@@ -127,9 +127,8 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class FileFault:
-    """An injected fault: operations that match fail with an OSError. The first `skip` of them succeed, then `times` of
-    them fail (-1: all).
-    """
+    """A fault that a test injects into a simulated disk: operations that match it fail with an OSError. The first
+    `skip` matching operations succeed, then `times` of them fail (-1: all)."""
 
     kind: str
     contains: str = ""
@@ -149,7 +148,7 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An unsynced write."""
+    """A write to a simulated file that was not synced yet."""
 
     offset: int
     data: bytes
@@ -157,15 +156,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """An unsynced change of a file's size."""
+    """A change of a simulated file's size that was not synced yet."""
 
     size: int
 
 
 class SimInode:
-    """The content of a file: `now` is what is read, `durable` what certainly survives a power loss, and the unsynced
-    changes between both.
-    """
+    """The content of a simulated file: `now` is what is read, `durable` is what certainly survives a power loss, and
+    the list of unsynced changes between the two."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -185,6 +183,7 @@ class SimInode:
         self.volatile.clear()
 
     def power_lost(self, rng: random.Random) -> None:
+        """Keeps what is durable of this file; keeps, drops or tears each unsynced change at random."""
         for change in self.volatile:
             match change:
                 case Resize():
@@ -227,7 +226,7 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
 
 
 class Directory:
-    """The names in a directory."""
+    """A simulated directory: its names, as they are now and as they are durable."""
 
     __slots__ = ("durable", "now", "volatile")
 
@@ -242,7 +241,8 @@ Node = SimInode | Directory
 
 @dataclass(eq=False, slots=True)
 class NameChange:
-    """A change of names in one step: the `removed` names end and the `added` names begin; a rename has one of each."""
+    """One atomic change of names in directories: the names in `removed` are deleted and those in `added` are created. A
+    rename has one of each."""
 
     removed: list[tuple[Directory, str, Node]]
     added: list[tuple[Directory, str, Node]]
@@ -264,9 +264,8 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """Makes the change durable. If an earlier change of the same name was lost, this one finds nothing to remove,
-        and is lost with it.
-        """
+        """Makes this change durable. If an earlier change of the same name was lost, there is no name to remove, and
+        this change is lost too."""
         if self.done:
             return
         self.done = True
@@ -279,7 +278,7 @@ class NameChange:
 
 
 class Disk:
-    """The disk of one node. Absolute and relative paths both begin at its only root."""
+    """The simulated disk of one node. It has one root directory; absolute and relative paths both begin there."""
 
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = Directory()
@@ -295,9 +294,8 @@ class Disk:
 
     # ------------------------------------------------------------------ faults
     def crash_at_operation(self, operations: int, strike: Callable[[], None]) -> None:
-        """Makes the disk call `strike` just before the `operations`-th operation from now (1: the next one). `strike`
-        may raise SimulatedDeath.
-        """
+        """Arranges that the disk calls `strike` just before the `operations`-th operation from now (1: the next one).
+        `strike` may raise SimulatedDeath."""
         assert operations >= 1
         self._armed = (self.operations + operations, strike)
 
@@ -305,7 +303,8 @@ class Disk:
         self._armed = None
 
     def on_process_died(self) -> None:
-        """Releases the locks of the process that died; content and names stay as they were read."""
+        """Called when the process that used the disk has died. Releases its locks; the content and the names of files
+        stay as they were read."""
         self._locks.clear()
         self.disarm()
 
@@ -328,7 +327,7 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Injects damage: flips one bit of the stored content, both as read and as durable."""
+        """Damages a file for a test: flips one bit of its content, both as it is read and as it is durable."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -336,7 +335,7 @@ class Disk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def cut(self, path: str, size: int) -> None:
-        """Injects damage: truncates the file to `size` bytes."""
+        """Damages a file for a test: truncates it to `size` bytes."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
@@ -348,7 +347,7 @@ class Disk:
         self.on_process_died()
 
     def snapshot(self) -> Directory:
-        """Returns what is durable now, for `restore`."""
+        """Returns a copy of everything that is durable now, for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -368,7 +367,7 @@ class Disk:
         return root
 
     def restore(self, root: Directory) -> None:
-        """Sets the disk back to a snapshot. No process may be using the disk."""
+        """Replaces the content of the disk by a snapshot. No process may be using the disk."""
         self.root = root
         self.on_process_died()
 
@@ -418,9 +417,8 @@ class Disk:
         self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = "",
         inode: int = 0, more_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """Must be called before an operation takes effect: counts it, calls `raise_fault` if one is armed for it,
-        raises an injected fault, and records the operation.
-        """
+        """Counts and records an operation. Must be called before the operation takes effect. Calls `strike` if a crash
+        is armed for this operation, and raises an injected fault that matches it."""
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
@@ -433,9 +431,8 @@ class Disk:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def raise_fault(self, kind: str, path: str) -> None:
-        """Raises an OSError if an injected fault matches this operation. Operations that change nothing call only this:
-        they are not counted.
-        """
+        """Raises an OSError if an injected fault matches this operation. For an operation that changes nothing, only
+        this method is called, because such operations are not counted."""
         for fault in self.faults:
             if fault.matches(kind, path):
                 if self.failed is not None:
@@ -466,17 +463,16 @@ __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles
 
 
 class SimulatedDeath(BaseException):
-    """Raised where the simulated process ends: by `Files.die`, or by a crash within an operation. Only the simulation
-    catches it.
-    """
+    """Raised at the point where a simulated process ends: by `Files.die`, or by a crash during an operation. Only the
+    simulation catches it."""
 
 
 class DeadProcess(BaseException):
-    """Raised when code of a dead process uses its world, although it must not run any more."""
+    """Raised when code of a simulated process that has died uses its world. Such code must not run any more."""
 
 
 class SimFile:
-    """An open file (`runtime.files.File`)."""
+    """An open file of a simulated disk; implements `runtime.files.File`."""
 
     def __init__(
         self, files: SimFiles, path: str, inode: SimInode, *, write: bool, locked: bool = False, direct: bool = False
@@ -572,9 +568,8 @@ class SimFile:
 
 
 class SimFiles:
-    """The files of one process on a `Disk`. `die` calls `on_death(reason)`. When `is_alive()` is False, every use
-    raises DeadProcess.
-    """
+    """The files of a simulated process, on its node's `Disk`. `die` calls `on_death(reason)`. When `is_alive()` is
+    False, every method raises DeadProcess."""
 
     def __init__(
         self,

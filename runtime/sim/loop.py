@@ -50,9 +50,8 @@ _FLUSH_LINES = 512
 
 
 class SimTrace:
-    """The trace of a simulation. `add_line` adds a line for readers, `add_detail` a line that is shown only on demand,
-    `add_step` a step of the loop, which is only hashed.
-    """
+    """The trace of a simulation, and the hash of all its lines. `add_line` adds a line for readers, `add_detail` a line
+    that is shown only on demand, and `add_step` a step of the loop, which is only hashed."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -64,7 +63,7 @@ class SimTrace:
         self._frozen = False
 
     def freeze(self) -> None:
-        """Ends the trace: what follows is only cleaning up after the run."""
+        """Ends the trace. Lines that are added later, by cleaning up after the run, are ignored."""
         self._frozen = True
 
     def add_step(self, now: float, what: str) -> None:
@@ -83,7 +82,7 @@ class SimTrace:
             self.show(line)
 
     def add_detail(self, now: float, text: str) -> None:
-        """Adds a line about one message, or one operation of a disk."""
+        """Adds a line about one message or one disk operation, which is shown only on demand."""
         if self._frozen:
             return
         self.lines += 1
@@ -122,15 +121,16 @@ timer must count as due."""
 
 
 class Deadlock(Exception):
-    """Raised when the simulation can never go on: nothing is ready and no timer is set."""
+    """Raised when the simulation can never continue, because no call is ready and no timer is set."""
 
 
 class RunTooLong(Exception):
-    """Raised when the run exceeded its bound of steps or virtual time, by a livelock or by work without an end."""
+    """Raised when a simulation exceeds its limit of steps or of virtual time, because of a livelock or of work that
+    never ends."""
 
 
 class NotSimulated(RuntimeError):
-    """Raised when code uses threads, sockets or name resolution instead of `World`."""
+    """Raised when code uses threads, sockets or name resolution directly instead of through its `World`."""
 
 
 class SimTask(asyncio.Task[T]):
@@ -178,9 +178,8 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """Raises `fault` inside the task, at the await where it waits now, as if its own code raised it. The task must be
-    waiting, and belong to a simulated process.
-    """
+    """Raises the error `fault` inside a task, at the await where the task waits now, as if the task's own code had
+    raised it. The task must be waiting, and belong to a simulated process."""
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
     coroutine.fault = fault
@@ -240,7 +239,8 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The event loop of one simulation. Raises OutOfBounds after `steps_max` steps or `seconds_max` virtual seconds."""
+    """The event loop of one simulation, with virtual time. Raises RunTooLong after `steps_max` steps or `seconds_max`
+    virtual seconds."""
 
     _ready: Any
     _scheduled: list[events.TimerHandle]
@@ -267,7 +267,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def elapsed_s(self) -> float:
-        """Returns the virtual seconds since the loop was made; used in messages and for the bounds."""
+        """Returns how many virtual seconds have passed since the loop was created. Used in messages and for the
+        limits."""
         return self._now - self.origin_s
 
     def _jump(self) -> None:
@@ -281,7 +282,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
-        """Returns one line for each pending task of a living process: owner, name, where it waits."""
+        """Returns a text with one line for each pending task of a living process: its owner, its name, and where it
+        waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):
             owner = task.process if isinstance(task, SimTask) else None
@@ -335,7 +337,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return SimFuture(loop=self)
 
     def run_held(self, held: list[events.Handle]) -> None:
-        """Schedules, in order, the steps of a paused process that were kept until now."""
+        """Schedules, in order, the steps of a paused process that were kept back while it was paused."""
         self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not
@@ -403,9 +405,8 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class DiskDelays:
-    """The delays of a worker's call, before it runs and before its result arrives: exponentially distributed around
-    `mean_s`, with occasional stalls.
-    """
+    """The random delays of a call to a simulated worker thread, before it runs and before its result arrives. They are
+    exponentially distributed around `mean_s`, with occasional long stalls."""
 
     mean_s: float = 0.0005
     stall_rate: float = 0.0
@@ -418,7 +419,7 @@ class DiskDelays:
 
 
 class SimWorker:
-    """A worker of a simulated process (`runtime.threads.Worker`)."""
+    """A simulated worker thread; implements `runtime.threads.Worker`."""
 
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name
@@ -442,7 +443,7 @@ class SimWorker:
         return future
 
     async def close(self) -> None:
-        """Returns when every call that was queued has run and its future is done."""
+        """Waits until every queued call has run and its future is done."""
         if self._closed:
             return
         last = self.run(int)
@@ -487,7 +488,7 @@ class SimWorker:
 
 
 class SimWorkers:
-    """The `runtime.threads.Workers` of a simulated process."""
+    """The worker threads of a simulated process; implements `runtime.threads.Workers`."""
 
     def __init__(self, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self._rng = rng
@@ -500,6 +501,7 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """Loads the modules in this call. So the trace is the same whether or not a module was imported before."""
+        """Imports the modules within this call, so that the trace is the same whether or not a module was imported
+        before."""
         for each in modules:
             import_module(each)

@@ -62,9 +62,8 @@ def hello(access: PeerClientKeys) -> list[bytes]:
 
 
 async def answer(parts: list[bytes], access: PeerServerKeys | None) -> tuple[list[bytes], str]:
-    """Returns the answer to a hello, and the client's key if the answer is WELCOME. An empty answer means that the
-    connection breaks.
-    """
+    """Returns the answer to the handshake message HELLO, and the client's key if the answer is WELCOME. An empty answer
+    means that the connection is broken off."""
     if access is None:
         return [REFUSED, SPOKE_CLEAR], ""
     public, secret, server = parts[1].decode(), parts[2], parts[3].decode()
@@ -84,7 +83,7 @@ PeerItem = tuple[int, bytes, Sequence[Buffer]]
 
 
 class SimPeer:
-    """The client end of a simulated peer connection (`runtime.network.Peer`)."""
+    """The client end of a simulated peer connection; implements `runtime.network.Peer`."""
 
     def __init__(
         self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerClientKeys = CLEAR
@@ -266,7 +265,7 @@ class SimPeer:
 
 
 def split_into_messages(items: list[PeerItem]) -> list[list[PeerItem]]:
-    """Returns the items in groups that each fit into one multipart message."""
+    """Divides the items into groups, each of which fits into one multipart message."""
     batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
     for item in items:
@@ -295,7 +294,7 @@ def decode_parts(parts: list[bytes]) -> Envelope:
 
 
 class SimRequest:
-    """A request at the server of a simulated peer connection (`runtime.network.Request`)."""
+    """A request that a simulated peer server received; implements `runtime.network.Request`."""
 
     __slots__ = ("_connection", "_id", "connection", "frames", "head")
 
@@ -322,7 +321,7 @@ class SimRequest:
 
 
 class SimPeerServer:
-    """A listener for peers. `owner` is the process that serves."""
+    """A simulated listener for peers. `owner` is the process that serves."""
 
     def __init__(
         self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
@@ -377,7 +376,8 @@ class SimPeerServer:
         self._arm()
 
     def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
-        """Passes the requests to the service; while slowed down, keeps them back."""
+        """Called when an envelope has arrived. Passes its requests to the service; while the server is slowed down,
+        keeps them back."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return

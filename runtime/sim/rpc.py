@@ -66,11 +66,9 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class SimStream:
-    """One end of a simulated gRPC stream (`runtime.network.Stream`); `attach` connects it to its cable.
-
-    `envelope` is the type of the messages that arrive. Items are serialised when they are sent, as in the real stream,
-    and parsed when they are received; an item may also be given as its bytes.
-    """
+    """One end of a simulated gRPC stream; implements `runtime.network.Stream`. `attach` connects it to a simulated
+    connection. `envelope` is the type of the messages that arrive. Items are serialised when they are sent, as in the
+    real stream, and parsed when they are received; an item may also be given as its bytes."""
 
     def __init__(self, envelope: type[Message], path: str, owner: SimProcess, *, is_client: bool) -> None:
         self._envelope = envelope
@@ -243,9 +241,8 @@ class SimStream:
         self._wake()
 
     def end_with(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Ends the stream: senders get `error` (ConnectionLost). `receive` raises it after the received items, or
-        EndOfStream if the stream ended in order.
-        """
+        """Ends the stream. Senders get `error` (ConnectionLost). `receive` returns the items that have arrived, and
+        then raises EndOfStream if the stream ended in order, else `error`."""
         if self._broken is not None:
             return
         if not in_order:
@@ -286,7 +283,7 @@ def _error_from(data: bytes) -> errors.MagnetarError:
 
 
 class SimChannel:
-    """A `runtime.network.Channel` over simulated cables."""
+    """A client's channel in a simulation; implements `runtime.network.Channel`."""
 
     def __init__(
         self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, authorization: Callable[[], str] | None = None
@@ -432,7 +429,7 @@ class SimChannel:
 
 # ---------------------------------------------------------------------------------- server
 class SimServing:
-    """A listener for gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
+    """A simulated gRPC listener (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
         self, wires: SimWires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
@@ -461,7 +458,7 @@ class SimServing:
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no further calls. Running calls may continue for `grace_s`; then their connections break and they are
+        """Stops accepting calls. Running calls may continue for `grace_s`; then their connections break and they are
         cancelled."""
         if self.closed:
             return

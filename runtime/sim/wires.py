@@ -52,9 +52,8 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """The rates and delays of a network's faults. Rates are per message, times in virtual seconds. The default is a
-    healthy network.
-    """
+    """How often, and with which delays, a simulated network fails. Rates are per message, times are in virtual seconds.
+    The defaults are those of a healthy network."""
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0
@@ -65,17 +64,19 @@ class NetworkFaults:
 
 
 class Listener(Protocol):
-    """A listener that accepts connections at a port."""
+    """A simulated listener, which accepts connections at a port."""
 
     owner: SimProcess
 
     def accept(self, end: ConnectionEnd) -> None:
-        """Called with the listener's end of a new connection; must set the end's `receive` and `lost`."""
+        """Called for a new connection, with the listener's end of it. Must set the functions `receive` and `lost` of
+        this end."""
         ...
 
 
 class ConnectionEnd:
-    """One end of a connection. `receive(message)` and `lost()` are called in the context of its owner, a process."""
+    """One end of a simulated connection. `receive(message)` and `lost()` are called in the context of the process that
+    owns this end."""
 
     def __init__(self, wires: SimWires, owner: SimProcess, number: int) -> None:
         self.owner = owner
@@ -99,8 +100,8 @@ class ConnectionEnd:
             self._wires._send(self, message, what, droppable)
 
     def close(self) -> None:
-        """Closes the connection in order: the other end receives everything that was sent before, and then its `lost`
-        is called."""
+        """Closes the connection normally: the other end receives everything that was sent before, and then its function
+        `lost` is called."""
         if self.open:
             self.open = False
             self._wires._remove_end(self)
@@ -108,7 +109,7 @@ class ConnectionEnd:
 
 
 class SimWires:
-    """The connections and listeners of one simulation."""
+    """All connections and listeners of one simulation, and the faults of its network."""
 
     def __init__(self, loop: VirtualLoop, trace: SimTrace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
@@ -127,9 +128,8 @@ class SimWires:
 
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
-        """Starts to listen; returns the endpoint with its port. Port 0 is one that was never used. Raises Busy if a
-        living process has the port.
-        """
+        """Starts to listen at `endpoint`, and returns the endpoint with its port. For port 0 a port is chosen that was
+        never used. Raises Busy if a living process has the port."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1
@@ -147,9 +147,8 @@ class SimWires:
             del self._listeners[port]
 
     def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[ConnectionEnd]:
-        """Connects to `endpoint`: returns a future of this side's end. The future fails with errors.Unavailable at once
-        if no process listens there, or after DIAL_TIMEOUT_S without an answer.
-        """
+        """Connects to `endpoint`, and returns a future of the caller's end of the connection. The future fails with
+        errors.Unavailable at once if no process listens there, or after DIAL_TIMEOUT_S if there is no answer."""
         future: asyncio.Future[ConnectionEnd] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
         self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
@@ -186,17 +185,16 @@ class SimWires:
 
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Blocks messages from `source` to `target` (with `both` in both directions) until `heal`."""
+        """Blocks all messages from the node `source` to the node `target` (with `both` also in the other direction)
+        until `heal` is called."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
 
     def heal(self, source: str | None = None, target: str | None = None) -> None:
-        """Ends the partition between two nodes, or without arguments all partitions and clogs.
-
-        The messages that waited are delivered, in order.
-        """
+        """Ends the partition between two nodes; without arguments ends all partitions and all blocked directions. The
+        messages that waited are delivered, in order."""
         self._trace.add_line(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
         if source is None:
             self._clogged.clear()
@@ -213,7 +211,7 @@ class SimWires:
         return (source, target) in self._blocked
 
     def cut(self, source: str, target: str) -> int:
-        """Breaks every connection between two nodes; returns their number."""
+        """Breaks all connections between two nodes. Returns how many there were."""
         ends = [
             end
             for (_, side), end in list(self._ends.items())
@@ -224,9 +222,8 @@ class SimWires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Makes every connection between two nodes half-open: it loses its messages, and breaks at most `noticed_s`
-        later. Returns the number of connections.
-        """
+        """Makes all connections between two nodes half-open: their messages are lost, and each connection breaks at
+        most `noticed_s` later. Returns the number of connections."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
@@ -235,7 +232,7 @@ class SimWires:
         return len(ends) // 2
 
     def delay_messages(self, source: str, target: str, seconds: float) -> None:
-        """Delays messages from `source` to `target` by up to `seconds` more; 0 ends the delay."""
+        """Delays each message from `source` to `target` by up to `seconds` more than usual; 0 ends this."""
         self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -244,9 +241,8 @@ class SimWires:
                 self._clogged.pop(pair, None)
 
     def on_process_died(self, owner: SimProcess, *, silent: bool) -> None:
-        """Breaks the connections of a process that died. `silent`: its machine lost power, so the other ends notice it
-        only when a keep-alive fails.
-        """
+        """Called when a process has died. Breaks its connections. `silent`: its machine lost power, so the other ends
+        notice it only when a keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._remove_end(end)
@@ -254,9 +250,8 @@ class SimWires:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: ConnectionEnd, answer: asyncio.Future[None]) -> None:
-        """Sets the result of `answer` after a round trip of the connection, which no service sees. Draws no random
-        number.
-        """
+        """Sets the result of the future `answer` after one round trip of the connection; services do not see it. Draws
+        no random number."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: ConnectionEnd, at: ConnectionEnd, answer: asyncio.Future[None]) -> None:
@@ -375,7 +370,7 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 class SimByteStream:
-    """One end of a simulated TCP connection (`runtime.network.ByteStream`)."""
+    """One end of a simulated TCP connection; implements `runtime.network.ByteStream`."""
 
     def __init__(self, end: ConnectionEnd, guard: Guard | None = None) -> None:
         self._end = end
@@ -397,7 +392,7 @@ class SimByteStream:
         return Caller(self.peer)
 
     def on_admitted(self) -> None:
-        """Does nothing: simulated connections are not bounded."""
+        """Does nothing, because the number of simulated connections is not limited."""
 
     @property
     def queued_bytes(self) -> int:
@@ -473,7 +468,7 @@ class SimByteStream:
 
 
 class SimByteServing:
-    """A listener of TCP (`runtime.network.ByteServing`). `owner` is the process that serves."""
+    """A simulated TCP listener (`runtime.network.ByteServing`). `owner` is the process that serves."""
 
     is_encrypted = False
 

@@ -49,7 +49,8 @@ from .wires import SimByteServing, SimByteStream, SimWires
 
 
 class SimNetwork:
-    """The network of a simulated process. Every use raises DeadProcess when the process is dead."""
+    """The network of a simulated process; implements `runtime.network.Network`. Every method raises DeadProcess when
+    the process is dead."""
 
     def __init__(
         self, wires: SimWires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
@@ -113,16 +114,18 @@ other meaning, and no two origins agree: those of two nodes, or of `loop.time()`
 
 
 def random_boot_uptime_s(rng: random.Random) -> float:
-    """Returns a random time, in seconds, since the origin of a monotonic clock."""
+    """Returns a random value for a monotonic clock to start at, in seconds, as if its machine had been running for that
+    long."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
 
 class NodeCrashed(Exception):
-    """Raised when the process died before the work was finished."""
+    """Raised to the caller of `Simulation.spawn` when the process died before its work was done."""
 
 
 class SimClock:
-    """A node's clocks: its wall clock is wrong by its skew, its monotonic clock counts from its boot."""
+    """The clocks of a simulated node. The wall clock differs from the true time by the node's skew; the monotonic clock
+    counts from the node's boot."""
 
     def __init__(self, loop: VirtualLoop, node: Node) -> None:
         self._loop = loop
@@ -137,7 +140,7 @@ class SimClock:
 
 @dataclass(slots=True)
 class Node:
-    """A machine, on which simulated processes run one after the other."""
+    """A simulated machine. Its processes run one after the other."""
 
     name: str
     disk: Disk
@@ -150,7 +153,7 @@ class Node:
 
 
 class SimProcess:
-    """A process on a node, from its start to its death."""
+    """A simulated process on a node, from its start to its death."""
 
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
@@ -180,7 +183,7 @@ class SimProcess:
 
     @property
     def tasks(self) -> list[SimTask[Any]]:
-        """Returns the tasks in the order in which they were created; some of them may have ended."""
+        """Returns the tasks of this process, in the order in which they were created. Some of them may have ended."""
         return self._tasks
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -192,7 +195,7 @@ class SimProcess:
             self._prune_at = 64 + 2 * len(self._tasks)
 
     def fail_on_death(self, future: asyncio.Future[Any]) -> None:
-        """Fails `future` with NodeCrashed if this process dies before it is done."""
+        """Arranges that `future` fails with NodeCrashed if this process dies before the future is done."""
         self._waiting[id(future)] = future
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
 
@@ -206,18 +209,15 @@ class SimProcess:
                 future.exception()  # the caller need not wait
 
     def end_tasks(self) -> None:
-        """Closes the remaining coroutines after the run. Their `finally` blocks run now, without any effect."""
+        """Closes the coroutines that are left after the run. Their `finally` blocks run now, but have no effect."""
         self.alive = False
         for task in self._tasks:
             _end_task(task)
 
 
 class Simulation:
-    """A simulated cluster; see the module. `show` is called with each line of the trace; with `details`, also with
-    lines about messages and disk operations.
-
-    `steps_max` and `seconds_max` bound the run (OutOfBounds).
-    """
+    """A simulated cluster; see the head of this module. `show` is called with each line of the trace; with `details`,
+    also with lines about messages and disk operations. `steps_max` and `seconds_max` limit the run (RunTooLong)."""
 
     def __init__(
         self,
@@ -281,17 +281,16 @@ class Simulation:
         return process is not None and process.alive
 
     def world(self, name: str) -> World:
-        """Returns the world of the node's living process; starts a process if there is none."""
+        """Returns the world of the process that runs on the node `name`. Starts a process if none is running."""
         return self._process(name).world
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine in the node's process. The future belongs to the caller; it raises NodeCrashed if the
-        process dies first.
-        """
+        """Runs the coroutine in the process of the node `name`, and returns a future of its result. The future belongs
+        to the caller; it fails with NodeCrashed if the process dies first."""
         return self.spawn_in(self._process(name), coroutine)
 
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs the coroutine like `spawn`, in any process of a node, such as that of `start_second_process`."""
+        """Runs the coroutine like `spawn`, in the given process, which may be one of `start_second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.fail_on_death(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -313,9 +312,8 @@ class Simulation:
             self.wires.on_process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """Kills the node's process as `kill -9` does. With `power_loss` the machine stops, and what was not synced is
-        lost in part or as a whole.
-        """
+        """Kills the process of a node, as `kill -9` does. With `power_loss` the whole machine stops, and data that was
+        not synced is lost, in part or completely."""
         node = self.node(name)
         process = node.process
         if process is None or not process.alive:
@@ -335,7 +333,7 @@ class Simulation:
             told(name, power_loss)
 
     def crash_at(self, name: str, operations: int, *, power_loss: bool = False) -> None:
-        """Crashes the node's process just before its `operations`-th disk operation from now."""
+        """Arranges that the process of a node crashes just before its `operations`-th disk operation from now."""
 
         def strike() -> None:
             self.crash(name, power_loss=power_loss)
@@ -344,9 +342,8 @@ class Simulation:
         self.node(name).disk.crash_at_operation(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """Pauses the node's process as SIGSTOP does: it takes no step until `resume`, and messages to it wait. Returns
-        False if there is no process, or it is paused already.
-        """
+        """Pauses the process of a node, as SIGSTOP does: it does nothing until `resume`, and messages to it wait.
+        Returns False if there is no process, or if it is paused already."""
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -355,7 +352,7 @@ class Simulation:
         return True
 
     def resume(self, name: str) -> None:
-        """Continues the node's process as SIGCONT does; its timers are late."""
+        """Continues the paused process of a node, as SIGCONT does. Its timers are late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.add_line(f"{name} goes on")
@@ -364,8 +361,8 @@ class Simulation:
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs `main`, which belongs to no node, to its end, then closes everything. May be called once per simulation.
-        """
+        """Runs the coroutine `main`, which belongs to no node, to its end, and then closes everything. May be called
+        once for each simulation."""
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
         gc.disable()  # collecting cycles runs finalisers at moments that depend on the history of the whole process

@@ -120,7 +120,7 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """A stream of an HTTP/2 connection. The service overrides the methods; the connection calls them."""
+    """One stream of an HTTP/2 connection. A service overrides the methods, and the connection calls them."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -140,38 +140,37 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def on_headers(self, head: Any, ended: bool) -> None:
-        """Called when a header block has arrived: the head or the trailers of an answer."""
+        """Called when a header block has arrived: the headers or the trailers of an answer. `ended`: it is the last
+        thing that the other end sends on this stream."""
 
     def on_data(self, data: memoryview) -> int:
-        """Called with received data, which is valid during the call only. Returns how many bytes were accepted: fewer
-        than all if they need much work; then it is called again with the rest. Data that is read later must be credited
-        then (`credit_stream`).
-        """
+        """Called with received data, which is valid only during the call. Returns how many bytes were accepted: fewer
+        than all if handling them takes much work; then the method is called again with the rest. Data that is kept for
+        later must be credited to the receive window when it is read (`credit_stream`)."""
         return len(data)
 
     def direct_read_buffer(self) -> memoryview | None:
-        """Returns the memory into which the connection must read the next bytes of a long message; None if the message
-        is short.
-        """
+        """Returns the memory into which the connection must read the next bytes of a long message; None if no long
+        message is arriving."""
         return None
 
     def on_direct_read(self, size: int) -> None:
         """Called when `size` bytes were read into the memory of `direct_read_buffer`."""
 
     def on_input_ended(self) -> None:
-        """Called when the other end has ended its direction of the stream."""
+        """Called when the other end has finished sending on this stream."""
 
     def on_writable(self) -> None:
-        """Called when `send_data` may have room again."""
+        """Called when the stream can probably send data again, after `send_data` could not send all."""
 
     def on_lost(self, error: MagnetarError, code: int | None) -> None:
-        """Called when the stream has ended: the other end reset it with `code`, or its connection is lost."""
+        """Called when the stream has ended with an error: the other end reset it with `code`, or its connection is
+        lost."""
 
 
 class Http2Output:
-    """The output of a connection: passes frames to the transport, as far as the transport and the receive windows of
-    the other end allow. When there is room again for a stream that waits, its `on_writable` is called.
-    """
+    """The sending side of a connection: passes frames to the transport, as far as the transport and the receive windows
+    of the other end allow. When a stream that had to wait may send again, its `on_writable` is called."""
 
     __slots__ = (
         "_connection", "_cutting", "blocked", "is_paused", "peer_frame", "peer_window", "send_left", "transport",
@@ -189,9 +188,9 @@ class Http2Output:
         self._cutting: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes a frame that is not subject to flow control. If the peer does not read the answers to its requests,
-        the connection is aborted, in a later step because the caller may be in the middle of a change of a stream.
-        """
+        """Writes a frame that is not subject to flow control. If the other end does not read the answers to its
+        requests, the connection is aborted, but in a later step, because the caller may be in the middle of a change of
+        a stream."""
         if self._connection.is_lost:
             return
         if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -201,7 +200,8 @@ class Http2Output:
             self.transport.write(data)
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """Sends headers, and in the same write `data`. With data, `fits` must have returned True."""
+        """Sends headers, and in the same write `data`. If there is data, `fits` must have returned True for it
+        before."""
         framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame)
         if data:
             stream.send_left -= len(data)
@@ -213,7 +213,8 @@ class Http2Output:
             self._connection.on_output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Sends the head, all data and the trailers of an answer in one write. `fits` must have returned True."""
+        """Sends a complete answer in one write: its headers, all data and its trailers. `fits` must have returned True
+        before."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self.send_left -= size
@@ -224,14 +225,13 @@ class Http2Output:
         self._connection.on_output_ended(stream)
 
     def fits(self, stream: Http2Stream, size: int) -> bool:
-        """Returns whether `size` bytes of data may be sent now as one frame."""
+        """Returns whether `size` bytes of data may be sent on the stream now, as one frame."""
         return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
 
     def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of `data` as there is room for; returns the number of bytes. If some bytes are left, the
+        """Sends as much of `data` as may be sent now, and returns how many bytes that were. If some are left, the
         stream's `on_writable` is called later. With `ends`, the last byte ends the stream. `data` must not change
-        afterwards.
-        """
+        afterwards."""
         size, sent, id_ = len(data), 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -256,7 +256,8 @@ class Http2Output:
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """Sends parts, `size` bytes together, like `send_data`. What is sent is removed from `parts` and not copied."""
+        """Sends the buffers in `parts`, which have `size` bytes together, like `send_data`. Removes what was sent from
+        `parts`, without copying the rest."""
         sent, id_ = 0, stream.id
         while not self.is_paused and not self._connection.is_lost:
             left = part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
@@ -294,9 +295,8 @@ class Http2Output:
             self.blocked[stream] = None
 
     def resume_streams(self) -> None:
-        """Calls `on_writable` of blocked streams, in turn, while the connection has room. Streams whose own window is
-        closed are not among them.
-        """
+        """Calls `on_writable` of the streams that wait for the connection, one after the other, while the connection
+        can send. Streams that wait for their own window are not called."""
         blocked = self.blocked
         while blocked and not self.is_paused and self.send_left > 0 and not self._connection.is_lost:
             stream = next(iter(blocked))
@@ -304,9 +304,8 @@ class Http2Output:
             stream.on_writable()
 
     def change_windows(self, change: int) -> None:
-        """Changes the send windows of all streams by `change`, as a SETTINGS frame says. Done once per frame: it may
-        contain the setting thousands of times, and there may be a thousand streams.
-        """
+        """Adds `change` to the send windows of all streams, as a SETTINGS frame demands. Called once for each frame: it
+        may contain the setting thousands of times, and there may be a thousand streams."""
         self._connection.allowance.charge(len(self._connection.streams) // 10)
         for stream in list(self._connection.streams.values()):
             stream.send_left += change
@@ -315,7 +314,7 @@ class Http2Output:
             self.on_window_opened(stream)
 
     def on_window_opened(self, stream: Http2Stream) -> None:
-        """Called when the other end has enlarged the stream's window."""
+        """Called when the other end has enlarged the send window of the stream."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self.is_paused or self.send_left <= 0:
@@ -330,7 +329,7 @@ class Http2Output:
 
 
 class ReceiveWindow:
-    """The receive window of a connection, which also opens and credits the windows of its streams."""
+    """The receive window of a connection (how much the other end may send), and the receive windows of its streams."""
 
     __slots__ = ("_connection", "left", "owed", "size")
 
@@ -340,9 +339,8 @@ class ReceiveWindow:
         self.owed = 0  # read, and not credited yet
 
     def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """Enlarges the window of a stream that the service now reads to `window`, and that of the connection to its
-        full size.
-        """
+        """Enlarges the receive window of a stream, which the service now reads, to `window`, and that of the connection
+        to its full size."""
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -358,7 +356,7 @@ class ReceiveWindow:
             self._connection.out.write(frames.window_update(0, more))
 
     def credit_stream(self, stream: Http2Stream, size: int) -> None:
-        """Credits `size` bytes of the stream, which the service has read."""
+        """Lets the other end send `size` more bytes on the stream, because the service has read as many."""
         stream.unread -= size
         if not self._connection.credits_at_once:
             self.owed += size
@@ -371,6 +369,7 @@ class ReceiveWindow:
             stream._owed = 0
 
     def credit(self, size: int = 0) -> None:
+        """Lets the other end send `size` more bytes on the connection."""
         self.owed += size
         if self.owed * 4 >= self.size and not self._connection.is_lost:
             self._connection.out.write(frames.window_update(0, self.owed))
@@ -379,7 +378,8 @@ class ReceiveWindow:
 
 
 class Http2LivenessCheck:
-    """Detects a dead peer. Its timer counts its own checks since anything was received, not seconds."""
+    """Detects that the other end of a connection is dead. It counts its own checks since anything was received, not
+    seconds."""
 
     __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
@@ -392,7 +392,7 @@ class Http2LivenessCheck:
         self._answer: asyncio.Future[None] | None = None  # to a PING of `is_answering`
 
     def check_alive(self) -> None:
-        """Checks whether anything was received since the last check; called every LOOK_S."""
+        """Called every LOOK_S. Checks whether anything was received since the last call."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
@@ -408,7 +408,8 @@ class Http2LivenessCheck:
             connection.on_liveness_check(self._looks)
 
     async def is_answering(self, timeout_s: float) -> bool:
-        """Returns whether the other end answers a PING within `timeout_s`, this one or an earlier one."""
+        """Returns whether the other end answers a PING within `timeout_s`: the one that this call sends, or an earlier
+        one."""
         if self._answer is None:
             self._answer = self._connection.loop.create_future()
         self._connection.out.write(frames.ping(b"magnetar"))
@@ -426,7 +427,7 @@ class Http2LivenessCheck:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """A connection of HTTP/2. `T` is the result of the decoder for a header block."""
+    """An HTTP/2 connection. `T` is the type that its decoder makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
         """Creates a connection. `first` is sent before the settings (a client's preface)."""
@@ -463,17 +464,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def consume_preface(self, view: memoryview) -> memoryview:
-        """At a server whose client has not sent its whole preface (`is_greeted`): consumes the preface at the beginning
-        of `view`; returns the rest.
-        """
+        """At a server whose client has not sent its complete preface yet (`is_greeted`): removes the part of the
+        preface at the beginning of `view`, and returns the rest."""
         raise NotImplementedError
 
     def on_stream_opened(self, id_: int, head: T, ended: bool) -> None:
-        """Called when the other end opens a stream."""
+        """Called when the other end has opened a stream, with the decoded headers."""
         raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
-        """Returns whether neither end has opened this stream so far."""
+        """Returns whether the stream with this id was never opened, by either end."""
         raise NotImplementedError
 
     def on_settings(self) -> None: ...
@@ -887,7 +887,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """Adds a stream. `has_head`: the other end has opened it."""
+        """Adds a stream to the connection. `has_head`: the other end has opened the stream."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -900,7 +900,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._remove_stream(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCode, error: MagnetarError | None = None) -> None:
-        """Ends the stream at once (RST_STREAM). With `error`, the stream's `on_lost` is called with it."""
+        """Ends a stream at once by sending RST_STREAM. With `error`, the stream's `on_lost` is called with this
+        error."""
         if stream.connection is None:
             return
         self.out.write(frames.rst_stream(stream.id, code))
@@ -922,7 +923,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ the end
     def break_off(self, code: ErrorCode, text: str) -> None:
-        """Ends the connection with GOAWAY and this code, because the other end broke the protocol or a limit."""
+        """Ends the connection by sending GOAWAY with this code, because the other end violated the protocol or a
+        limit."""
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
@@ -931,7 +933,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._close_transport()
 
     def close(self, error: MagnetarError) -> None:
-        """Ends the connection in order: what was written before is still sent."""
+        """Closes the connection. What was written before is still sent."""
         if not self.is_lost:
             self._close_with(error)
             self._close_transport()
@@ -948,7 +950,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_connecting(self) -> None:
-        """Ends an attempt to connect, for which there may be no transport yet."""
+        """Ends an attempt to connect, also while there is no transport yet."""
         if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
@@ -974,9 +976,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.on_lost(error)
 
     def check(self) -> None:
-        """Checks that flow-control windows are conserved: each window is the sum of three amounts. These are the bytes
-        that the other end may still send, the bytes that arrived without being credited, and the rest of the current
-        frame."""
+        """Checks the flow-control windows: each window must be the sum of the bytes that the other end may still send,
+        the bytes that arrived and were not credited, and the rest of the current frame."""
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream

@@ -43,7 +43,7 @@ FRAME_MAX = (1 << 24) - 1
 
 
 class Setting(IntEnum):
-    """The number of a setting in a SETTINGS frame."""
+    """The number that identifies a setting in a SETTINGS frame."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -54,7 +54,7 @@ class Setting(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """The reason why a stream or a connection ends (RFC 9113, 7)."""
+    """The codes that say why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -73,7 +73,8 @@ class ErrorCode(IntEnum):
 
 
 class ProtocolViolation(Exception):
-    """Raised when the other end did what the RFC forbids; the connection must end with `code`."""
+    """Raised when the other end violated the HTTP/2 protocol (RFC 9113). The connection must be ended with the error
+    code `code`."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -114,7 +115,8 @@ def goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """Returns the HEADERS frame of a header block, with CONTINUATION frames if the block is longer than `frame_max`."""
+    """Returns the HEADERS frame for a header block, followed by CONTINUATION frames if the block is longer than
+    `frame_max`."""
     if len(block) <= frame_max:
         return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
@@ -125,7 +127,7 @@ def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes
 
 
 def strip_padding(flags: int, payload: bytes) -> tuple[bytes, int]:
-    """Returns the payload without its padding, and the number of bytes of the padding with its length field."""
+    """Removes the padding of a frame. Returns the payload, and how many bytes the padding and its length field had."""
     if not flags & PADDED:
         return payload, 0
     if not payload or payload[0] >= len(payload):
@@ -239,7 +241,7 @@ SMALL_UPDATE = 8
 
 
 class FrameAllowance:
-    """The number of frames that carry nothing, and of refused calls, that one connection may send."""
+    """Limits how many frames without content, and how many refused calls, one connection may send."""
 
     __slots__ = (
         "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
@@ -261,22 +263,20 @@ class FrameAllowance:
         self._granted_streams_most = 0  # … and of all streams'
 
     def set_allowance(self, most: float, rate: float) -> None:
-        """Sets the allowance: `most` such frames at once, and `rate` more per second."""
+        """Sets how many such frames the connection may send: `most` at once, and `rate` more per second."""
         self._left = self._most = most
         self._rate, self._since = rate, self._loop.time()
         self.is_known = most > PATIENCE
 
     @property
     def must_wait(self) -> bool:
-        """Returns whether the caller is not authenticated yet, and all such connections of the port together have used
-        up their share of the event loop.
-        """
+        """Returns whether this connection must wait: its caller is not authenticated yet, and all such connections of
+        the port together have used up their share of the event loop."""
         return not self.is_known and self.share is not None and self.share.is_share_used_up
 
     def charge(self, frames_: int = 1) -> None:
-        """Charges work that costs as much as `frames_` frames that carry nothing. Raises BrokenRules if that exceeds
-        the allowance.
-        """
+        """Counts work that costs as much as `frames_` frames without content. Raises ProtocolViolation if the
+        connection has used up its allowance."""
         if self._most == math.inf:
             return
         self.charged += frames_
@@ -295,9 +295,9 @@ class FrameAllowance:
                 )
 
     def charge_update(self, id_: int, size: int, send_left: int) -> None:
-        """Charges a window update, unless it only returns credit for what was sent: an update is charged if it is
-        small, or grants more than any before. `send_left` is the connection's send window before the update.
-        """
+        """Counts a window update against the allowance, unless it only returns credit for data that was sent. An update
+        is counted if it is small, or grants more than any before. `send_left` is the connection's send window before
+        the update."""
         sent = WINDOW_DEFAULT + self._granted - send_left
         if id_:
             self._granted_streams += size
@@ -438,7 +438,8 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """The header decoder of one connection. `parse` makes the result from the headers; `decode` returns that result."""
+    """Decodes the header blocks of one connection. `parse` makes the result of a block from its headers; `decode`
+    returns this result."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -449,9 +450,8 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """Decodes a header block. Raises BrokenRules if the block is malformed, or needs more work than the headers of
-        a call may need.
-        """
+        """Decodes a header block. Raises ProtocolViolation if the block is malformed, or needs more work than the
+        headers of a call may need."""
         found = self._known.get(data)
         if found is not None:
             self.cost = 0
@@ -521,7 +521,7 @@ class HeaderDecoder(Generic[T]):
 
 
 class HeaderBlocks:
-    """Assembles the header blocks of a connection. A block consists of one or more frames; only one block may be
+    """Joins the frames of a connection to header blocks. A block consists of one or more frames; only one block may be
     incomplete at a time."""
 
     __slots__ = ("_continuations", "_patience", "continued")
@@ -532,9 +532,8 @@ class HeaderBlocks:
         self._continuations = 0
 
     def start_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Handles a HEADERS frame. Returns (flags, stream, block) if the block is complete; None if CONTINUATION frames
-        must follow.
-        """
+        """Handles a HEADERS frame. Returns (flags, stream, block) if it completes the block; None if CONTINUATION
+        frames must follow."""
         if not id_:
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         block, _ = strip_padding(flags, payload)
@@ -548,7 +547,8 @@ class HeaderBlocks:
         return None
 
     def add_continuation(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Handles a CONTINUATION frame; returns like `start_block`."""
+        """Handles a CONTINUATION frame. Returns (flags, stream, block) if it completes the block; None if more frames
+        must follow."""
         if self.continued is None or self.continued[0] != id_:
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

@@ -47,7 +47,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 class CertificateFiles:
-    """Files of certificates, and their ends as they were read last."""
+    """The certificate files that this process uses, each with the time at which its certificate expires."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[object, float | None]] = {}  # path → (inode, time, size) as it was read, its end
@@ -56,7 +56,8 @@ class CertificateFiles:
         self._found.setdefault(path, (None, None))
 
     def read_ends(self) -> dict[str, float]:
-        """Returns the end of each file's certificate, or of the first of its chain to end. Reads files that changed."""
+        """Returns for each file when its certificate expires; for a chain of certificates, when the first of them does.
+        Files that have changed are read again."""
         for path, (stamp, end) in self._found.items():
             try:
                 known = os.stat(path)
@@ -75,8 +76,8 @@ CERTIFICATES = CertificateFiles()
 
 
 def find_end(pem: str) -> float:
-    """Returns when the first certificate of a PEM text ends, in seconds since the epoch. Raises ValueError if the text
-    has no certificate or one that is damaged."""
+    """Returns the time at which the first certificate of a PEM text expires, in seconds since the epoch. Raises
+    ValueError if the text contains no certificate, or a damaged one."""
     return min(_end(ssl.PEM_cert_to_DER_cert(each)) for each in _PEM.findall(pem))
 
 
@@ -135,14 +136,13 @@ class UnauthenticatedConnection(Protocol):
     def is_busy(self) -> bool: ...
 
     def evict(self) -> None:
-        """Ends the connection at once, to make room for others."""
+        """Closes the connection at once, to make room for other connections."""
         ...
 
 
 class UnauthenticatedConnections:
-    """The connections of one port whose callers are not authenticated yet, in one stage: during the TLS handshake, or
-    after it.
-    """
+    """The connections of one port whose callers are not authenticated yet and that are in one stage: during the TLS
+    handshake, or after it. Bounds their number."""
 
     def __init__(self, limits: CallerLimits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -165,8 +165,8 @@ class UnauthenticatedConnections:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def add(self, stranger: UnauthenticatedConnection, peer: str) -> bool:
-        """Adds a connection from `peer`. If there is no room, evicts an old one; returns False if none can be evicted.
-        """
+        """Adds a connection from `peer`. If there are too many, closes an old one; returns False if none of them may be
+        closed."""
         if len(self._address) >= self.count_max and not self._push_out():
             return False
         address = address_network(peer)
@@ -300,7 +300,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listening:
-    """The listening sockets that `listen` returns."""
+    """The listening sockets of one port, which `listen` returns."""
 
     def __init__(self, server: asyncio.Server | TlsListener) -> None:
         self._server = server
@@ -311,7 +311,7 @@ class Listening:
 
     @property
     def handshakes(self) -> UnauthenticatedConnections | None:
-        """Returns the connections that are in their TLS handshake; None without TLS."""
+        """Returns the connections whose TLS handshake is in progress; None if the listener does not use TLS."""
         return self._server.handshakes if isinstance(self._server, TlsListener) else None
 
     def close(self) -> None:
@@ -321,7 +321,8 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: CallerLimits
 ) -> Listening:
-    """Starts to listen. Raises Busy if the port is taken, or the address is not one of this machine."""
+    """Starts to listen at `endpoint`, and returns the sockets. Raises Busy if the port is taken, or the address is not
+    one of this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
@@ -371,7 +372,8 @@ class TlsListener:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     async def handshake(self, connection: socket.socket, peer: str) -> None:
-        """Makes the TLS handshake of a connection, then its protocol; closes the connection if the handshake fails."""
+        """Makes the TLS handshake of a connection and creates its protocol. If the handshake fails, closes the
+        connection."""
         try:
             await self._loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S,
@@ -381,7 +383,7 @@ class TlsListener:
             _LOG.debug("%s: no TLS: %s", peer, error)
 
     def close(self) -> None:
-        """Accepts no more connections, and ends the TLS handshakes that are under way."""
+        """Stops accepting connections, and ends the TLS handshakes that are in progress."""
         for each in self.sockets:
             if each.fileno() >= 0:
                 self._loop.remove_reader(each.fileno())
@@ -468,7 +470,8 @@ CLOSE_S = 1.0
 
 
 class TcpStream(asyncio.BufferedProtocol):
-    """A `runtime.network.ByteStream` over a socket: it reads straight into the reader's buffer."""
+    """A `runtime.network.ByteStream` over a TCP socket. Received bytes are written directly into the reader's
+    buffer."""
 
     def __init__(
         self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
@@ -502,7 +505,8 @@ class TcpStream(asyncio.BufferedProtocol):
             self._accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the buffer for the next bytes. May be called without any bytes following (TLS)."""
+        """Returns the buffer into which the transport writes the next bytes. With TLS it may be called although no
+        bytes follow."""
         self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_BYTES))
         return self._given
 
@@ -612,7 +616,7 @@ class TcpStream(asyncio.BufferedProtocol):
 
 
 class TcpServing:
-    """A `runtime.network.Serving` over a listening socket."""
+    """A listener (`runtime.network.Serving`) for TCP connections."""
 
     def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
@@ -680,8 +684,8 @@ class TcpServing:
                     del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Accepts no further connections. Open connections may continue for `grace_s`; then they are closed.
-        Idempotent."""
+        """Stops accepting connections. Open connections may continue for `grace_s`, and are then closed. May be called
+        twice."""
         self._server.close()
         await self._handlers.close(grace_s)
 

@@ -29,7 +29,7 @@ TIDY_MIN = 256
 
 
 class Turn:
-    """The place of a connection in the queue of a UnauthenticatedLoopShare; `cancel` removes it."""
+    """The place of one connection in the queue of an UnauthenticatedLoopShare. `cancel` gives the place up."""
 
     __slots__ = ("go_on",)
 
@@ -41,7 +41,8 @@ class Turn:
 
 
 class UnauthenticatedLoopShare:
-    """The share of the event loop that all unauthenticated connections of one port have together."""
+    """The share of the event loop's time that all connections of one port without an authenticated caller have
+    together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -68,9 +69,8 @@ class UnauthenticatedLoopShare:
         return self._left
 
     def queue_connection_turn(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Queues `go_on`, to be called when the share is not used up, after LOOK_S at the earliest. `is_light`: the
-        connection was charged little, and comes first.
-        """
+        """Calls `go_on` later, when the share is not used up, but not before LOOK_S. `is_light`: the connection has
+        used little, and comes before the others."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -101,7 +101,7 @@ class UnauthenticatedLoopShare:
         self._look_later()
 
     async def wait_turn(self, frames: int, *, is_light: bool) -> None:
-        """Waits until the share is not used up, and spends `frames` of it."""
+        """Waits until the share is not used up, and then counts `frames` as used."""
         if not self.is_share_used_up:
             self.spend(frames)
             return

@@ -66,7 +66,8 @@ below 2^56."""
 
 
 class ScannedLogRecord(NamedTuple):
-    """A record that a scan of a log found: where it begins and ends in the log, and its ledger and entry."""
+    """A record that a scan of a log found: the offsets where it begins and ends in the log, and the ids of its ledger
+    and entry."""
 
     start: int
     end: int
@@ -74,16 +75,15 @@ class ScannedLogRecord(NamedTuple):
 
 
 class UnreadableLogRange(NamedTuple):
-    """A stretch of a log, between two offsets, in which no record can be read."""
+    """A range of a log, between two offsets, in which no valid record was found."""
 
     start: int
     end: int
 
 
 class LogScan:
-    """A scan of a log that does not use its index. `records` yields every valid record, in order; afterwards `lost` has
-    the stretches between them that cannot be read.
-    """
+    """Scans a log without its index. `records` yields every valid record, in order; afterwards `lost` has the ranges
+    between these records that cannot be read."""
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file
@@ -209,9 +209,8 @@ def rebuild_index(
     files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[UnreadableLogRange]], None], *,
     exact: bool
 ) -> None:
-    """Rebuilds the index of log `number` from the log. Calls `tell` with the stretches that cannot be read, before it
-    replaces the old index. Raises NoSpace.
-    """
+    """Rebuilds the index file of log `number` by scanning the log. Before replacing the old index, calls `tell` with
+    the ranges of the log that cannot be read. Raises NoSpace."""
     log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
     temporary = path + TEMPORARY
     source = files.open(log_path)
@@ -254,8 +253,8 @@ INVENTORY = 0
 
 
 class EntryLogRepairAtStart:
-    """The entry logs at a start: compares them with the mark, repairs them, and reads the groups of their index files.
-    """
+    """Repairs the entry logs when a store starts: compares them with the checkpoint mark, repairs them, and reads the
+    groups of their index files."""
 
     def __init__(
         self,
@@ -277,7 +276,8 @@ class EntryLogRepairAtStart:
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[LoadedIndexGroup]:
-        """Repairs the logs and returns the groups of all index files. Records every loss before it changes a file."""
+        """Repairs the entry logs and returns the groups of all their index files. Records every loss durably before it
+        changes a file."""
         self._take_inventory()
         self._losses.write()
         self._tidy()
@@ -453,7 +453,8 @@ class EntryLogRepairAtStart:
 
 
 def log_missing_logs(gone: Mapping[str, BitMap64], deleted: IntegerIntervals) -> None:
-    """Logs an error for each missing log that had a ledger without a tombstone. Must be called after the replay."""
+    """Writes an error to the process's log for each missing entry log that had entries of a ledger that is not deleted.
+    Must be called after the replay."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):
             _LOG.error("%s is missing; its index names the entries that it had", path)

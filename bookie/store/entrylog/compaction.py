@@ -80,7 +80,8 @@ OnProgress = Callable[[str, int, int, int, int], None]
 
 
 class CompactionResult(NamedTuple):
-    """The result of a compaction: the logs that were deleted and compacted, bytes freed and moved, damaged records."""
+    """The result of a compaction: the logs that were deleted and those that were compacted, the bytes that were freed
+    and moved, and the number of damaged records."""
 
     deleted: list[int]
     compacted: list[int]
@@ -90,7 +91,7 @@ class CompactionResult(NamedTuple):
 
 
 class CompactionThrottle:
-    """Limits work to `bytes_per_s`. Time that is not used does not allow more later."""
+    """Limits the work of a compaction to `bytes_per_s`. An unused allowance does not allow more work later."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -98,16 +99,16 @@ class CompactionThrottle:
         self._due = clock.monotonic()
 
     async def wait_allowed(self, size: int) -> None:
-        """Waits until `size` more bytes are within the limit."""
+        """Waits until the work on `size` more bytes is within the limit."""
         now = self._clock.monotonic()
         self._due = max(self._due + size / self._bytes_per_s, now)
         await asyncio.sleep(self._due - now)
 
 
 class EntryLogCompactor:
-    """The compactor of a store. `settle` makes tombstones durable; `with_room` runs an action and, if there is no room
-    for it, gives up the reserve and runs it again; `forget` closes the open files of a log that is removed.
-    """
+    """Compacts the entry logs of a store. `settle` makes tombstones durable. `with_room` runs an action and, if the
+    disk has no room for it, gives up the disk reserve and runs the action again. `forget` closes the open files of a
+    log that is removed."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -139,9 +140,8 @@ class EntryLogCompactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def list_log_facts(self) -> list[EntryLogUsage]:
-        """Returns the facts of each log, ascending by number. Which logs are open is read in one step, without an
-        await.
-        """
+        """Returns the facts about each log by which compaction decides, in ascending order of log numbers. The open
+        logs are determined in one step without an await."""
         deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[EntryLogUsage] = []
@@ -174,9 +174,8 @@ class EntryLogCompactor:
         self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> CompactionResult:  # fmt: skip
-        """Deletes dead logs and, with a policy, compacts. `roll`: first closes open logs with few living bytes, so that
-        they are compacted too.
-        """
+        """Deletes the logs without living entries and, if a policy is given, compacts other logs. `roll`: first closes
+        open logs with few living bytes, so that they are compacted too."""
         async with self._lock:
             before = dict(self.counters)
             deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)

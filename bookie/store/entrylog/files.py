@@ -101,9 +101,8 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
 
 
 def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[LoadedIndexGroup]:
-    """Returns the groups of a log's index, for the start. `end` is the end of the index; None: the file's end. Raises
-    Damaged.
-    """
+    """Reads the groups of a log's index file, for the start of a store. `end` is the end of the index; None: the end of
+    the file. Raises DamagedFile."""
     groups: list[LoadedIndexGroup] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = LoadedIndexGroup.start(number, offset, extents)
@@ -119,9 +118,10 @@ def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Raises Damaged.
+    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the index file. Raises
+    DamagedFile.
 
-    A group's checksum is compared before its first slice is yielded, so that no damaged head is used.
+    The checksum of a group is compared before the group's first slice is yielded, so that no damaged head is used.
     """
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
@@ -129,7 +129,7 @@ def read_extents(
 
 
 def list_log_numbers(files: Files, directory: str) -> list[int]:
-    """Returns the numbers of all logs of which the log or the index exists, ascending."""
+    """Returns, in ascending order, the numbers of all logs whose log file or index file exists."""
     found = {
         int(name.partition(".")[0])
         for name in files.list_directory(directory)
@@ -139,7 +139,7 @@ def list_log_numbers(files: Files, directory: str) -> list[int]:
 
 
 def stored_bytes(files: Files, directory: str) -> int:
-    """Returns the bytes of all logs; a log that is removed meanwhile does not count."""
+    """Returns the bytes of all log files together. A log that is removed during the call does not count."""
     total = 0
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
@@ -149,17 +149,18 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove_log_files(files: Files, directory: str, number: int) -> None:
-    """Removes a log's files, without a sync. The log must be drained or not in the mark, so that the next start removes
-    the files again if they return.
+    """Removes the log file and the index file of a log, without a sync. The log must be drained or must not be in the
+    mark: if a crash brings the files back, the next start then removes them again.
 
-    That holds because `Drained` facts are kept for ever.
+    The next start does so because `DrainedLog` facts are kept for ever.
     """
     remove_data(files, directory, number)
     _remove(files, join_path(directory, index_name(number)))
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """Removes the file of a log, without a sync. Keeps its index file, which says which entries the log contained."""
+    """Removes the log file of a log, without a sync. Keeps the log's index file, which says which entries the log
+    contained."""
     _remove(files, join_path(directory, log_name(number)))
 
 
@@ -169,7 +170,7 @@ def _remove(files: Files, path: str) -> None:
 
 
 class ExtentReadResult(NamedTuple):
-    """The result of a read from one extent."""
+    """The result of reading entries from one extent."""
 
     table: index.ExtentTable | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
@@ -177,9 +178,8 @@ class ExtentReadResult(NamedTuple):
 
 
 class EntryLogReader:
-    """Reads from logs by offset; must be used by one worker only. Keeps at most `open_max` files open, and memory for
-    its largest read.
-    """
+    """Reads from entry logs by offset. Must be used by one worker only. Keeps at most `open_max` files open, and keeps
+    memory for its largest read."""
 
     def __init__(self, files: Files, directory: str, open_max: int) -> None:
         self._files = files
@@ -190,7 +190,8 @@ class EntryLogReader:
         self._arena = memoryview(b"")
 
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
-        """Returns the ledger's extents in these pages of a log's index, and how many of the pages are damaged."""
+        """Reads these pages of a log's index. Returns the extents of the ledger in them, and the number of pages that
+        are damaged."""
         file = self._file(index_name(log))
         found: list[ExtentPlace] = []
         bad = 0
@@ -206,10 +207,10 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentPlace, table: index.ExtentTable | None, entry: int, count: int, bytes_max: int
     ) -> ExtentReadResult:
-        """Reads `entry` and the entries that follow it without a gap in this extent: at most `count`, about
-        `bytes_max`, in one file read.
+        """Reads `entry` and the entries that follow it without a gap in this extent, in one file read: at most `count`
+        entries, of about `bytes_max` together.
 
-        Ends before the first record that is damaged or is not the entry that the index names.
+        Ends before the first record that is damaged, or that contains another entry than the index says.
         """
         if table is None:
             table = self.read_table(place)
@@ -233,7 +234,7 @@ class EntryLogReader:
         return ExtentReadResult(table, entries, damaged)
 
     def read_table(self, place: ExtentPlace) -> index.ExtentTable | None:
-        """Returns the table of an extent; None if it is damaged."""
+        """Reads the table of an extent from the log's index file. Returns None if the table is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.intact_table(place.extent, data)
 
@@ -293,8 +294,8 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class ExtentScan:
-    """Reads the records of one extent, a slice per `step`, in a worker. `is_whole` says whether all of them are
-    good."""
+    """Reads and verifies the records of one extent in a worker, one slice per call of `step`. `is_whole` says whether
+    all records that were expected are good."""
 
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
@@ -320,7 +321,8 @@ class ExtentScan:
         )
 
     def step(self) -> int:
-        """Reads the next slice; returns the bytes read, 0 at the end or at the first bad record."""
+        """Reads and verifies the next slice of records. Returns the number of bytes read; 0 at the end of the extent or
+        at the first bad record."""
         if self._bad or self._offset >= self._end:
             return 0
         try:
@@ -361,9 +363,8 @@ class ExtentScan:
 
 
 def rewrite_table(files: Files, path: str, offset: int, extent: Extent, walk: ExtentScan) -> bool:
-    """Rewrites the table of a whole extent from its records. Returns False, and writes nothing, if it does not match
-    the head's checksum.
-    """
+    """Rebuilds the table of an undamaged extent from its records and writes it at `offset` of the index file. Returns
+    False, and writes nothing, if the new table does not match the checksum in the extent's head."""
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

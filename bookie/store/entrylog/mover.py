@@ -61,7 +61,7 @@ HOLDERS_MAX = 10
 
 
 class CompactionAction(enum.Enum):
-    """What compaction does with an entry log."""
+    """The action that compaction takes for an entry log."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -69,7 +69,7 @@ class CompactionAction(enum.Enum):
 
 
 class ActionReason(enum.Enum):
-    """Why the mover keeps, moves or deletes an entry log; `plan_logs` has the rules."""
+    """The reason why compaction keeps, compacts or deletes an entry log. `plan_logs` has the rules."""
 
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
@@ -81,7 +81,7 @@ class ActionReason(enum.Enum):
 
 
 class LogState(enum.Enum):
-    """Whether an entry log is open for writing, and by which writer."""
+    """Whether an entry log is open for writing, and for which of the two writers."""
 
     HOT = "hot"  # open for checkpoints
     COLD = "cold"  # open for compaction
@@ -89,16 +89,15 @@ class LogState(enum.Enum):
 
 
 class LiveLedger(NamedTuple):
-    """A living ledger with entries in a log, because of which the log is not deleted."""
+    """A ledger that is not deleted and has entries in a log. Because of these entries the log is not deleted."""
 
     ledger: int
     live_bytes: int
 
 
 class EntryLogUsage(NamedTuple):
-    """The facts about a log by which `plan_logs` decides: the bytes of its two files, of all its records, and of the
-    records of living ledgers.
-    """
+    """The facts about a log by which `plan_logs` decides: the bytes of its two files, the bytes of all its records, and
+    the bytes of the records of living ledgers."""
 
     log: int
     state: LogState
@@ -112,9 +111,8 @@ class EntryLogUsage(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Returns the share of living bytes in the records, not in the files: 1.0 for a log that was just compacted,
-        however small.
-        """
+        """Returns the bytes of living records divided by the bytes of all records. The sizes of the files do not
+        matter: a log that was just compacted has 1.0, even if it is small."""
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
@@ -127,7 +125,8 @@ class LogPlan(NamedTuple):
 
 
 class CompactionPolicy(NamedTuple):
-    """The shares, sizes and rates that decide what is compacted, and how fast."""
+    """The limits of compaction: shares and sizes that decide which logs are compacted, and rates that decide how
+    fast."""
 
     minor_share: float = 0.2
     major_share: float = 0.5
@@ -136,14 +135,13 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def full_disk_policy(self) -> CompactionPolicy:
-        """Returns the policy for a full disk: a log whose live share is below `full_share` is compacted also in a minor
-        compaction.
-        """
+        """Returns the policy for a full disk: also a minor compaction then compacts each log whose live share is below
+        `full_share`."""
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
 def plan_logs(logs: Sequence[EntryLogUsage], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-    """Returns one plan per log, in the order given."""
+    """Returns one plan for each log, in the order in which the logs were given."""
     closed = [log for log in logs if log.state is LogState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
@@ -165,16 +163,15 @@ def _decide(log: EntryLogUsage, policy: CompactionPolicy, major: bool, small: bo
 
 
 def is_worth_closing(log: EntryLogUsage, share: float) -> bool:
-    """Returns whether the log is open, and would be compacted if it were closed."""
+    """Returns whether the log is open, and compaction would compact it if it were closed."""
     return log.state is not LogState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
 def group_moves(
     moves: Sequence[EntryLogUsage], bytes_max: int, extents_max: int, logs_max: int
 ) -> list[list[EntryLogUsage]]:
-    """Returns groups of logs whose living bytes and extents together are within the limits; a larger log is a group of
-    its own. Sparse logs come first.
-    """
+    """Divides the logs to be compacted into groups whose living bytes and extents together are within the limits. A log
+    that is larger than the limits is a group of its own. Logs with few living bytes come first."""
     groups: list[list[EntryLogUsage]] = []
     size = extents = 0
     for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
@@ -200,7 +197,7 @@ def group_moves(
 _CANDIDATES_MAX = 1 << 14
 
 class DeletedLedgers:
-    """A copy of the tombstones, for use in another thread."""
+    """A copy of the set of deleted ledgers (tombstones), for use in another thread."""
 
     def __init__(self, tombstones: IntegerIntervals) -> None:
         pairs = list(tombstones)
@@ -213,9 +210,8 @@ class DeletedLedgers:
 
 
 class EntryLogSurvey:
-    """Counts the living bytes of one log, a part per `step`. `opened`: the end of the committed bytes if the log is
-    open.
-    """
+    """Counts the living bytes of one log, one part per call of `step`. `opened`: the committed ends of the log's files
+    if the log is open."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: LogState, opened: OpenLog | None,
@@ -235,7 +231,7 @@ class EntryLogSurvey:
         self._readable = True
 
     def step(self) -> bool:
-        """Counts one more part; returns False if there was none."""
+        """Counts the living bytes of one more part of the log. Returns False if no part was left."""
         try:
             extents = next(self._parts, None)
         except (DamagedFile, OSError):
@@ -289,7 +285,7 @@ _RECORD_BYTES_MAX = 16 << 20
 
 
 class EntryMover:
-    """Moves living entries of closed logs to the cold log, a slice at a time."""
+    """Copies the living entries of closed logs to the cold log, one slice per call of `step`."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
@@ -318,7 +314,8 @@ class EntryMover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_extents(self) -> bool:
-        """Lists more of the extents that must be moved; returns False when all are listed."""
+        """Adds more of the extents that must be moved to the list of this mover. Returns False when all of them are
+        listed."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -334,9 +331,8 @@ class EntryMover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads and verifies more records, or writes and syncs those read when there are enough. Returns the bytes read
-        or written, 0 at the end.
-        """
+        """Reads and verifies more records or, when enough records were read, writes and syncs them. Returns the number
+        of bytes that were read or written; 0 at the end."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -348,9 +344,8 @@ class EntryMover:
         return work
 
     def finish(self) -> WrittenEntries | None:
-        """Writes and syncs the index of the moved entries; returns the result, which the caller must commit. None if no
-        entry could be read.
-        """
+        """Writes and syncs the index of the moved entries. Returns the result, which the caller must commit; None if no
+        entry could be read."""
         assert not self._buffers, "what is buffered was not written"
         extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None

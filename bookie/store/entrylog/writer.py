@@ -43,14 +43,15 @@ NONE = OpenLog(0, 0, 0)
 
 
 class WrittenEntries(NamedTuple):
-    """The result of a flush or a move, which must be committed: the new ends of the open log, and its index group."""
+    """The result of a flush or of a move of entries: the new ends of the open log, and its new index group. The caller
+    must commit this result."""
 
     open: OpenLog  # for the mark
     group: LoadedIndexGroup  # for the index
 
 
 class LogNumbers:
-    """The sequence of log numbers; `last` is the highest number that was given to a log."""
+    """The source of numbers for new logs; `last` is the highest number that a log has."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -76,7 +77,7 @@ class _Open:
 
 
 class LogWriter:
-    """Appends to an entry log and its index, and begins the next log when one is full."""
+    """Appends records to an entry log and its index, and begins the next log when one is full."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumbers, *, log_bytes_max: int, allocate_bytes: int
@@ -94,13 +95,13 @@ class LogWriter:
 
     @property
     def committed_state(self) -> OpenLog:
-        """Returns the committed ends of the open log; NONE if no log is open."""
+        """Returns the open log and its committed ends; NONE if no log is open."""
         current = self._open
         return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
     @property
     def end_offset(self) -> int:
-        """Returns the offset of the next append."""
+        """Returns the offset at which the next append writes."""
         assert self._open is not None
         return self._open.end
 
@@ -206,9 +207,8 @@ class LogWriter:
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> WrittenEntries:
-        """Writes and syncs the index group of everything appended since `ensure_room`; returns the result, which must
-        be committed.
-        """
+        """Writes and syncs the index group of all records that were appended since `ensure_room`. Returns the result,
+        which the caller must commit."""
         current = self._open
         assert current is not None
         group = index.encode_group(extents, tables)
@@ -219,7 +219,8 @@ class LogWriter:
         return self._written
 
     def on_committed(self) -> None:
-        """Called when the mark contains the ends of the written data. The next append goes after these ends."""
+        """Called when the durable checkpoint mark contains the ends of the written data. The next append writes after
+        these ends."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
@@ -227,7 +228,8 @@ class LogWriter:
         self._written = None
 
     def release_unused_space(self) -> None:
-        """Frees the disk space that was allocated ahead, and that of bytes that will not be committed."""
+        """Frees the disk space that was allocated in advance, and the space of bytes that were written but will not be
+        committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
             current.rewind()
@@ -235,14 +237,14 @@ class LogWriter:
             self._cut(current)
 
     def close_unless_empty(self) -> None:
-        """Closes the log. If nothing was ever committed to it, leaves it open for the next move."""
+        """Closes the open log. If nothing was ever committed to the log, leaves it open for the next move."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
             self.release_unused_space()
 
     def close(self) -> None:
-        """Closes the log for good: its files are truncated to what is committed."""
+        """Closes the open log for good: truncates its files to the bytes that are committed."""
         if self._open is not None:
             self._cut(self._open)
             self._open.log.close()
@@ -260,7 +262,7 @@ class LogWriter:
 
 
 class MemtableFlush:
-    """Writes a table of the memtable through the hot writer, a slice at a time; store/checkpoint.py calls it."""
+    """Writes one table of the memtable to the hot log, a slice at a time; store/checkpoint.py calls it."""
 
     def __init__(self, writer: LogWriter, table: EntryTable) -> None:
         self._writer = writer
@@ -278,7 +280,8 @@ class MemtableFlush:
         self._pieces = self._walk(self._writer.end_offset)
 
     def next_slices(self, count: int) -> list[list[bytes]]:
-        """Returns up to `count` further slices of about 1 MiB to append; none at the end."""
+        """Returns up to `count` further slices of about 1 MiB, which the caller must append to the log. Returns no
+        slice at the end of the table."""
         slices: list[list[bytes]] = []
         while len(slices) < count and (buffers := self._next_slice()):
             slices.append(buffers)
@@ -297,7 +300,7 @@ class MemtableFlush:
 
     @property
     def done_share(self) -> float:
-        """Returns the share of the table, 0.0 to 1.0, that was returned in slices so far."""
+        """Returns which share of the table, from 0.0 to 1.0, has been returned in slices so far."""
         return self._taken / self._bytes
 
     def write_index(self) -> WrittenEntries:

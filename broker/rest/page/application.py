@@ -79,8 +79,9 @@ COOKIE_MAX = 128
 
 
 def check_host(host: str, advertised: str) -> None:
-    """Raises BadRequest (421) unless `Host` is an address, localhost or the advertised host: a name of a stranger may
-    have been pointed at this machine, so that a page of his site reads this one."""
+    """Raises BadRequest (421) unless the HTTP header `Host` is an IP address, localhost or the advertised host of this
+    broker. This prevents that a web page of another site, whose name was pointed at this machine, reads the page of
+    this broker."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -94,7 +95,8 @@ def check_host(host: str, advertised: str) -> None:
 
 
 def check_origin(headers: Mapping[str, str]) -> None:
-    """Raises BadRequest (403) unless a page of this server, or the user himself, made the browser send a change."""
+    """Raises BadRequest (403) unless the change was requested by a page of this server or by the user directly, and not
+    by a page of another site."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site not in (None, "same-origin", "none"):
         raise BadRequest("a page of another site may change nothing here", 403)
@@ -103,36 +105,38 @@ def check_origin(headers: Mapping[str, str]) -> None:
 
 
 class FormTokens:
-    """The tokens in forms: each belongs to one browser, by its cookie, and to this run of the process."""
+    """Makes and checks the tokens in HTML forms, which prevent that another site posts a form. A token is valid for one
+    browser, which is identified by its cookie, and until this process ends."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def token_of(self, cookie: str) -> str:
+        """Returns the token for the forms of the browser that has this cookie."""
         return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
 
     def check(self, cookie: str, token: str) -> None:
-        """Raises BadRequest (403) if the form is not of this browser and this run of the process."""
+        """Raises BadRequest (403) if the token of a form was not made for this browser by this process."""
         if not cookie or not hmac.compare_digest(self.token_of(cookie).encode(), token.encode()):
             raise BadRequest("this form is of another session: load the page again, and send it once more", 403)
 
 
 class Session(NamedTuple):
-    """A login. `authorization` is checked anew at each request."""
+    """A login of a browser. Its credentials, `authorization`, are checked again at each request."""
 
     authorization: str
     end_s: float
 
 
 class Sessions:
-    """The logins of this process, by cookie."""
+    """The logins of all browsers at this process, by cookie."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions = OrderedDict[str, Session]()
 
     def add(self, authorization: str) -> str:
-        """Returns the cookie of a new login."""
+        """Creates a login with these credentials, and returns its cookie."""
         cookie = make_cookie()
         self._sessions[cookie] = Session(authorization, self._clock.monotonic() + SESSION_S)
         while len(self._sessions) > SESSIONS_MAX:
@@ -140,7 +144,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str) -> str:
-        """Returns the credentials of a login; "" if there is none."""
+        """Returns the credentials of the login that has this cookie; "" if there is no such login."""
         session = self._sessions.get(cookie)
         if session is None:
             return ""
@@ -163,15 +167,16 @@ SECONDS_MAX = 100 * 365 * 86_400
 
 
 class PageAction(NamedTuple):
-    """A change of a subscription's backlog that the page offers: skip all of it, expire the messages older than `value`
-    seconds, or reset to `value` milliseconds since the epoch."""
+    """A change of a subscription's backlog that the user requested on the page: skip the whole backlog, expire the
+    messages older than `value` seconds, or reset the subscription to `value` milliseconds since the epoch."""
 
     act: str
     value: int
 
 
 def parse_action(form: Mapping[str, str]) -> PageAction:
-    """Parses the form of a change of a backlog. Raises BadRequest if a field is missing or invalid."""
+    """Returns the change of a backlog that a form requests. Raises BadRequest if a field of the form is missing or
+    invalid."""
     act, text = form.get("act", ""), form.get(form.get("act", ""), "").strip()
     if act == "skip":
         return PageAction(act, 0)
@@ -186,7 +191,7 @@ def parse_action(form: Mapping[str, str]) -> PageAction:
 
 
 async def preview_action(call: RestRequest, action: PageAction) -> str:
-    """Returns what the action would do, as a sentence."""
+    """Returns a sentence that tells the user what the action would do."""
     topic, name = call.topic, call.names["subscription"]
     await call.authorize(op.ANALYZE_BACKLOG, topic=topic.full, name=name)
     found = await call.call_owner(op.ANALYZE_BACKLOG, topic, name=name)
@@ -203,7 +208,7 @@ async def preview_action(call: RestRequest, action: PageAction) -> str:
 
 
 async def run_action(call: RestRequest, action: PageAction) -> None:
-    """Changes the backlog. Raises the errors of the operation."""
+    """Changes the backlog of the subscription as the action requests. Raises the errors of the operation."""
     topic, name = call.topic, call.names["subscription"]
     if action.act == "skip":
         await call.authorize(op.SKIP_MESSAGES, topic=topic.full, name=name)
@@ -243,7 +248,7 @@ for _name in _TEMPLATES.list_templates():
 
 
 class PageApplication:
-    """The ASGI application of the page."""
+    """The ASGI application of the HTML page at /ui."""
 
     def __init__(self, admit: Admit, make_call: MakeCall, broker: TopicManager) -> None:
         self._admit = admit

@@ -69,7 +69,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count: float) -> str:
-    """Returns a number of bytes with its unit."""
+    """Returns a number of bytes as text with a unit: "1.5 MB"."""
     for unit in _SIZES:
         if abs(count) < 1000 or unit == _SIZES[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -78,22 +78,23 @@ def size(count: float) -> str:
 
 
 def number(count: float) -> str:
-    """Returns a number with thin spaces between thousands."""
+    """Returns a number as text, with a thin space between thousands."""
     return f"{count:,.0f}".replace(",", "\u202f")
 
 
 def rate(count: float) -> str:
-    """Returns a rate a second: with one digit after the point below ten."""
+    """Returns a rate per second as text; a rate below 10 has one digit after the point."""
     return f"{count:.1f}" if 0 < count < 10 else number(count)
 
 
 def percent(share: float) -> str:
-    """Returns a share as percent; a share below 0 is not known."""
+    """Returns a share (0 to 1) as text in percent; "–" for a share below 0, which means unknown."""
     return "–" if share < 0 else f"{100 * share:.0f} %"
 
 
 def age(since_ms: int, now_ms: int) -> str:
-    """Returns how long ago something was. 0: there is none."""
+    """Returns as text how much time has passed from `since_ms` to `now_ms`, in the largest fitting unit: "3 h". Returns
+    "–" if `since_ms` is 0, which means that there is no such time."""
     if not since_ms:
         return "–"
     seconds = max(0, now_ms - since_ms) // 1000
@@ -104,23 +105,26 @@ def age(since_ms: int, now_ms: int) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Returns a time in UTC. 0: there is none."""
+    """Returns a time (ms since the epoch) as text, as date and time in UTC. Returns "–" for 0, which means that there
+    is no such time."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else "–"
 
 
 def topic_path(name: str) -> str:
-    """Returns the path of a topic below /ui/topics: each part is one segment, so a slash in a name is encoded."""
+    """Returns the path of a topic's page below /ui/topics. Each part of the topic name becomes one segment of the path,
+    so a slash in a part is encoded."""
     domain, _, rest = name.partition("://")
     return "/".join(quote(part, safe="") for part in (domain, *rest.split("/", 2)))
 
 
 def segment(name: str) -> str:
-    """Returns a name as one segment of a path."""
+    """Returns a name, encoded as one segment of a URL path."""
     return quote(name, safe="")
 
 
 def parse_moment(text: str) -> int:
-    """Returns a time of a form, in UTC, as milliseconds since the epoch. Raises BadRequest."""
+    """Returns the time that a user entered in a form (date and time in UTC), in milliseconds since the epoch. Raises
+    BadRequest if the text is not a time."""
     try:
         return max(0, int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000))
     except (ValueError, OverflowError):
@@ -128,7 +132,8 @@ def parse_moment(text: str) -> int:
 
 
 def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """Returns where each part of a strip begins, and its width, of 1,000 in all."""
+    """Divides a bar with a width of 1,000 in proportion to `sizes`. Returns the beginning and the width of each
+    part."""
     whole, found, at = sum(sizes) or 1, list[tuple[float, float]](), 0.0
     for each in sizes:
         found.append((round(1000 * at / whole, 2), round(1000 * each / whole, 2)))
@@ -137,7 +142,7 @@ def stretches(sizes: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def json_text(text: str) -> str:
-    """Returns a JSON document, indented over several lines. Raises ValueError if the text is not JSON."""
+    """Returns a JSON document, indented over several lines. Raises ValueError if `text` is not JSON."""
     try:
         return msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -145,8 +150,9 @@ def json_text(text: str) -> str:
 
 
 def payload_text(payload: bytes, way: str, most: int) -> tuple[str, str]:
-    """Returns how the first `most` bytes of a payload are shown (json, text or hex), and their text: as `way` says; if
-    that is empty, or json and it is none, by the first of the three that fits."""
+    """Formats the first `most` bytes of a payload for the page. Returns the format ("json", "text" or "hex") and the
+    text. `way`: the wanted format. If it is empty, or is "json" and the payload is not JSON, the first of the three
+    formats that fits is used."""
     part, is_whole = payload[:most], len(payload) <= most
     try:
         text = getincrementaldecoder("utf-8")("replace" if way == "text" else "strict").decode(part, is_whole)
@@ -170,12 +176,12 @@ def _hex_text(payload: bytes) -> str:
 
 
 def shade(bucket: CursorBucket) -> float:
-    """Returns the share of a bucket that is acknowledged."""
+    """Returns the share (0 to 1) of the entries of a bucket that are acknowledged, or pending in a transaction."""
     return round((bucket.acknowledged + bucket.pending) / max(1, bucket.entries), 3)
 
 
 def steps(path: str) -> list[tuple[str, str]]:
-    """Splits a path of the metadata. Returns each name in it with the path up to that name."""
+    """Splits a path of the metadata into its names. Returns each name, with the path from the root to this name."""
     names = path.strip("/").split("/") if path.strip("/") else []
     return [(name, "/" + "/".join(names[: at + 1])) for at, name in enumerate(names)]
 
@@ -205,7 +211,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSubscription:
-    """A subscription, and why it does not get on. None: it was not asked for, or the caller may not."""
+    """The statistics of a subscription, and `why`, the reason why it makes no progress. `why` is None if the reason was
+    not asked for, or if the caller may not see it."""
 
     stats: SubscriptionStats
     why: WhyStuck | None
@@ -213,7 +220,8 @@ class ExplainedSubscription:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic without partitions or a partition: `stats` and what follows. A partitioned topic: `partitions`."""
+    """The content of the page of one topic. Of a partitioned topic only `name` and `partitions` are set; of any other
+    topic or a partition, `partitions` is empty."""
 
     name: str
     partitions: tuple[str, ...] = ()
@@ -224,7 +232,8 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionView:
-    """One subscription of a topic. `may_operate`: the caller may change its backlog, and see its cursor."""
+    """The content of the page of one subscription. `may_operate`: whether the caller may change the backlog of the
+    subscription and see its cursor."""
 
     topic: str
     explained: ExplainedSubscription
@@ -234,8 +243,8 @@ class SubscriptionView:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """A ledger, its copies, and the reason why it is kept. None instead of the reason: the ledger was trimmed in the
-    meantime."""
+    """A ledger of a topic: its copies at the bookies, and `kept`, the reason why it is kept. `kept` is None if the
+    ledger was trimmed in the meantime."""
 
     copies: LedgerCopies
     kept: KeptLedger | None
@@ -251,7 +260,8 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgersView:
-    """A page of the ledgers of a topic, the oldest first. `next`: the next page is `after` it; 0: there is none."""
+    """The content of one page with ledgers of a topic, the oldest first. `next`: the ledger id after which the next
+    page begins; 0 if this is the last page."""
 
     topic: str
     ledgers: tuple[LedgerRow, ...]
@@ -264,14 +274,14 @@ class LedgersView:
 
     @property
     def shades(self) -> list[float]:
-        """Returns of each ledger the share of its bookies that have their copies."""
+        """Returns, for each ledger, the share (0 to 1) of its bookies that have their copy."""
         return [1 - len(each.copies.missing) / max(1, len(each.copies.bookies)) for each in self.ledgers]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A stored message for the page. `way`: the format in which `payload` is shown. `cut`: whether only a part of the
-    payload is shown."""
+    """A stored message as the page shows it. `way`: the format of the text `payload`. `cut`: whether `payload` is only
+    a part of the message's payload."""
 
     id: str  # LEDGER:ENTRY, of a batch with :INDEX
     index: int
@@ -287,7 +297,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessagesView:
-    """The messages that were asked for, by `id`, `time` or `subscription`; else the last one."""
+    """The content of the page with messages of a topic: the messages that the query selects by `id`, `time` or
+    `subscription`; if it selects none, the last message."""
 
     topic: str
     id: str
@@ -349,8 +360,8 @@ async def ledgers(call: RestRequest) -> LedgersView:
 
 # --------------------------------------------------------------------------------------------------- messages
 async def messages(call: RestRequest) -> MessagesView | Response:
-    """Returns the messages that the query names; with `download`, the payload of the one that `id` names. Raises
-    BadRequest, NotFound."""
+    """Returns the messages that the query selects. With the parameter `download`, returns the payload of the message
+    that `id` names. Raises BadRequest if the query is invalid; NotFound if the message does not exist."""
     await call.check_unpartitioned(op.GET_MESSAGE, ONE)
     asked = {name: call.query.get(name, "").strip() for name in ("id", "time", "subscription")}
     way = call.query.get("as", "")
@@ -435,7 +446,8 @@ CHILDREN = 200
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The cluster: its sums, what is wrong, and the topics to look at first."""
+    """The content of the first page: sums over the cluster, the alarms, and the topics with the largest backlogs and
+    the most traffic."""
 
     topics: int
     subscriptions: int
@@ -457,7 +469,8 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """A page of topics, and what was asked for."""
+    """The content of one page of the list of topics. `q` and `sort`: the query by which the topics were selected and
+    sorted."""
 
     q: str
     sort: str
@@ -466,7 +479,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """All brokers of the cluster. `silent`: those that did not answer."""
+    """The content of the page about brokers. `silent`: the brokers that did not answer."""
 
     brokers: tuple[BrokerSummary, ...]
     silent: tuple[str, ...]
@@ -474,14 +487,15 @@ class Brokers:
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """All registered bookies."""
+    """The content of the page about bookies: all bookies that are registered."""
 
     bookies: tuple[BookieInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Auto-recovery, as a bookie says it (bookie/admin.py): `status`, and the first ledgers that miss copies."""
+    """The content of the page about auto-recovery: the status that a bookie reports (bookie/admin.py), alarms, and the
+    first ledgers that lack copies."""
 
     status: dict[str, Any]
     alarms: tuple[Alarm, ...]
@@ -490,7 +504,8 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The caller of the page, and the other callers that are connected to the same broker."""
+    """The content of the page about security: the caller of the page, and the other callers that are connected to the
+    same broker."""
 
     caller: str
     method: str
@@ -500,7 +515,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of the broker that serves the page, with its description."""
+    """A setting of the broker that serves the page: its value, its default, and what it means."""
 
     setting: BrokerSetting
     default: str
@@ -509,7 +524,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings in force at the broker that was asked."""
+    """The content of the page about settings: all settings that are in force at the broker that serves the page."""
 
     broker: str
     settings: tuple[SettingRow, ...]
@@ -613,8 +628,8 @@ async def security(call: RestRequest) -> Security:
 
 
 class View(NamedTuple):
-    """A view of the page: its function, its template, its title, and whether the browser reloads it while it is
-    open."""
+    """A kind of page below /ui: the function that makes its content, its template, its title, and whether the browser
+    reloads it while it is open."""
 
     run: Callable[[RestRequest], Awaitable[object]]
     template: str
@@ -643,8 +658,8 @@ SUBSCRIPTION = View(subscription, "subscription.html", "Subscription")
 
 
 def find_view(path: str) -> tuple[View, list[str]]:
-    """Returns the view of a path below /ui, and the encoded segments that name its topic, and subscription. Raises
-    BadRequest (404)."""
+    """Returns the view for a path below /ui, and the encoded segments of the path that name its topic and its
+    subscription. Raises BadRequest (404) if there is no such view."""
     if view := VIEWS.get(path.strip("/")):
         return view, []
     parts = path.strip("/").split("/")

@@ -57,8 +57,8 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class AckHoles:
-    """The holes of a cursor (the acknowledged entries after its mark): one bitmap per ledger, and the memory that the
-    bitmaps take. A `Cursor` makes the object with its first hole, since most cursors have none."""
+    """The holes of a cursor (the acknowledged entries after its mark): one bitmap of entry ids per ledger, and how much
+    memory the bitmaps take. A `Cursor` creates the object with its first hole, because most cursors have none."""
 
     __slots__ = ("_acked", "_sizes", "_unsized", "full")
 
@@ -72,7 +72,8 @@ class AckHoles:
         """Ledgers whose bitmap has changed since it was measured."""
 
     def mutable_bitmap(self, ledger_id: int) -> BitMap:
-        """Returns the bitmap of a ledger for the caller to change; makes an empty one if there is none."""
+        """Returns the bitmap of a ledger, which the caller may change. Creates an empty bitmap if the ledger has
+        none."""
         holes = self._acked.get(ledger_id)
         if holes is None:
             holes = self._acked[ledger_id] = BitMap()
@@ -80,14 +81,14 @@ class AckHoles:
         return holes
 
     def drop_ledger(self, ledger_id: int) -> None:
-        """Removes the holes of a ledger."""
+        """Removes the holes (acknowledged entries) of a ledger."""
         del self._acked[ledger_id]
         self.full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 
     def drop_up_to(self, mark: Position) -> None:
-        """Removes the holes up to and including `mark`."""
+        """Removes the holes (acknowledged entries) up to and including the position `mark`."""
         ledger_id, entry_id = mark
         for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
             self.drop_ledger(id_)
@@ -100,12 +101,12 @@ class AckHoles:
 
     @property
     def range_count(self) -> int:
-        """Returns the number of contiguous ranges of holes."""
+        """Returns the number of contiguous ranges of acknowledged entries, over all ledgers."""
         return sum(count_ranges(holes) for holes in self._acked.values())
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes that the bitmaps take in memory; only changed ones are measured again."""
+        """Returns how many bytes of memory the bitmaps take. Measures again only the bitmaps that have changed."""
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = bitmap_bytes(self._acked[ledger_id])
         self._unsized.clear()
@@ -123,7 +124,8 @@ class AckHoles:
 
 
 class Cursor:
-    """The acknowledgement state of one subscription, over the shape of its log."""
+    """The acknowledgement state of one subscription: the mark, up to which everything is acknowledged, and what is
+    acknowledged or pending after it. Its log is given as a shape (a list of ledgers)."""
 
     __slots__ = (
         "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
@@ -148,7 +150,7 @@ class Cursor:
 
     @property
     def changed_chunks(self) -> set[ChunkKey]:
-        """Returns the keys of the chunks that differ from what is stored."""
+        """Returns the keys of the chunks of the state that have changed since they were stored."""
         changed = self._changed
         if changed is None:
             changed = self._changed = set()
@@ -163,8 +165,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
-        """Acknowledges the whole entry. Returns False if it was acknowledged already, or something of it is pending in
-        a transaction."""
+        """Acknowledges the whole entry. Returns False if the entry was acknowledged already, or if a part of it is
+        pending in a transaction."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -185,8 +187,8 @@ class Cursor:
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Acknowledges many whole entries of one ledger, except those of which something is pending. Returns those that
-        were not acknowledged before."""
+        """Acknowledges many whole entries of one ledger, except those of which a part is pending in a transaction.
+        Returns the entries that were not acknowledged before."""
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
         if ledger_id < self.mark[0] or not new:
             return BitMap()
@@ -207,14 +209,14 @@ class Cursor:
         return new
 
     def ack_first_messages(self, position: Position, messages: int, size: int = 0) -> bool:
-        """Acknowledges the first `messages` messages of a batch of `size` (0: not known). Returns True if the entry is
-        acknowledged as a whole after that."""
+        """Acknowledges the first `messages` messages of a batch that has `size` messages (0: not known). Returns True
+        if the entry is then acknowledged as a whole."""
         return self.ack_messages_of_batch(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_messages_of_batch(self, position: Position, bits: int, size: int = 0) -> bool:
         """Acknowledges the messages of a batch whose bits are set in `bits` (bit i: message i), except those that are
-        pending. `size`: the messages of the batch (0: not known). Returns True if the entry is acknowledged as a whole
-        after that."""
+        pending in a transaction. `size`: the number of messages in the batch (0: not known). Returns True if the entry
+        is then acknowledged as a whole."""
         if self.is_acked(position):
             return False
         pending = self.pending
@@ -249,8 +251,8 @@ class Cursor:
         return self.set_batch_size_if_unknown(position, partial.size)
 
     def set_batch_size_if_unknown(self, position: Position, size: int) -> bool:
-        """Sets the number of messages of a batch, where it was not known before. Returns True if the entry is
-        acknowledged as a whole by that, because each of its messages was acknowledged."""
+        """Sets the number of messages in a batch, if the number was not known before. Returns True if the entry is then
+        acknowledged as a whole, because each of its messages was acknowledged already."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -260,8 +262,8 @@ class Cursor:
         return partial.bits.bit_count() >= size and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
-        """Acknowledges all entries up to and with `position`, except those that are pending. Returns False if nothing
-        changed."""
+        """Acknowledges all entries up to and including `position`, except those that are pending in a transaction.
+        Returns False if nothing changed."""
         if position <= self.mark:
             return False
         if self.pending is not None and self.pending.has_pending_up_to(position):
@@ -286,8 +288,8 @@ class Cursor:
         return self.version != version
 
     def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
-        """Acknowledges everything before the entry, and its messages 0 … `last_index`. Returns True if anything
-        changed."""
+        """Acknowledges all entries before the entry at `position`, and the messages 0 … `last_index` of this entry.
+        Returns True if anything changed."""
         if size and last_index + 1 >= size:
             return self.ack_cumulative(position)
         moved = self.ack_cumulative(self._shape.before(position))
@@ -297,7 +299,7 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Moves the mark to `mark`, forwards or backwards, and drops all holes, redelivery counts and pending
+        """Moves the mark to `mark`, forwards or backwards, and removes all holes, redelivery counts and pending
         acknowledgements. No other method moves the mark backwards."""
         self.version += 1
         self.pending = None
@@ -309,8 +311,8 @@ class Cursor:
         self._partial_bytes = self.partial_messages = 0
 
     def count_redelivery(self, position: Position, until_ms: int = 0) -> int:
-        """Adds 1 to the redelivery count of the entry, and records that it is not delivered again before `until_ms` (ms
-        since the epoch). Returns the new count."""
+        """Adds 1 to the redelivery count of the entry, and stores that the entry must not be delivered again before
+        `until_ms` (ms since the epoch). Returns the new count."""
         times = self.redelivery_count(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -320,14 +322,15 @@ class Cursor:
         return times
 
     def redelivery_count(self, position: Position) -> int:
-        """Returns how often consumers gave the entry back for redelivery."""
+        """Returns how many times consumers have given the entry back for redelivery."""
         found: RedeliveryCount = self.counts.get(position, NO_COUNT)
         return found.redeliveries
 
     # ------------------------------------------------------------------ facts
     def adapt_to_log(self) -> None:
-        """Adapts the cursor to the log after a restart: limits the mark to the log, drops acknowledgements and counts
-        of entries that the log does not have, then advances the mark over the holes that follow it."""
+        """Adapts the cursor to the log after a restart: moves the mark into the log if it is outside, removes
+        acknowledgements and redelivery counts of entries that the log does not have, and then moves the mark over the
+        acknowledged entries directly after it."""
         shape = self._shape
         self.mark = shape.clamp_mark(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -344,19 +347,19 @@ class Cursor:
         self._advance()
 
     def on_trimmed(self, ledger_id: int) -> None:
-        """Called when a ledger was deleted, all of which was acknowledged: drops its holes. (`adapt_to_log` does the
-        same after a restart.)"""
+        """Called when a ledger was deleted whose entries are all acknowledged: removes the holes of this ledger.
+        (`adapt_to_log` does the same after a restart.)"""
         if ledger_id in self.acked:
             self.holes.drop_ledger(ledger_id)
 
     def rebase(self, shape: LogShape) -> None:
-        """Uses `shape` from now on. It must contain the same entries as the present shape, and may contain older
-        ones."""
+        """Replaces the shape of the log (its list of ledgers) by `shape`, which must contain the same entries as the
+        present shape, and may contain older ones."""
         self._shape = shape
 
     def advance(self) -> bool:
-        """Advances the mark over the holes that follow it, where the shape no longer has an entry in between (such as
-        one of an aborted transaction). Returns True if the mark moved."""
+        """Moves the mark forward over the acknowledged entries directly after it, also where the shape no longer has an
+        entry in between (such as an entry of an aborted transaction). Returns True if the mark moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -364,7 +367,7 @@ class Cursor:
         return self.mark != before
 
     def on_stored(self, version: int, mark: Position) -> None:
-        """Called when the state of this version, with this mark, is durable."""
+        """Called when the state with the version `version` and the mark `mark` is durable."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
             self.persisted, self.persisted_mark = version, mark
@@ -372,18 +375,19 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def durable_trim_mark(self) -> Position:
-        """Returns the position up to which the subscription needs no entry, neither now nor after a crash. Ledgers up
-        to it may be trimmed. This is the smaller of the mark and the persisted mark: the persisted mark lags the mark,
+        """Returns the position up to which the subscription needs no entry any more, also after a crash: ledgers up to
+        it may be trimmed. It is the smaller of the mark and the stored mark. The stored mark normally lags the mark,
         but after a seek backwards it is ahead of the mark until the next write."""
         return min(self.mark, self.persisted_mark)
 
     @property
     def trim_limit(self) -> TrimLimit:
-        """Returns what the subscription no longer needs of the log: everything up to `durable_trim_mark`, and later
-        ledgers of which every entry is a hole in a stored state.
+        """Returns which part of the log the subscription no longer needs: everything up to `durable_trim_mark`, and the
+        later ledgers of which every entry is acknowledged in a stored state.
 
-        Holes only grow (a seek begins anew), so a ledger that was full at a version is full in every state stored
-        since."""
+        Acknowledged entries after the mark only become more (except at a seek, which begins anew), so a ledger that was
+        completely acknowledged in one stored state is so in every later one.
+        """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
             span, hidden = self._shape.find_span(ledger_id), self._shape.hidden_entries_of_ledger(ledger_id)
@@ -398,11 +402,11 @@ class Cursor:
 
     @property
     def has_unstored_changes(self) -> bool:
-        """Returns True if the state has changed since it was stored."""
+        """Returns True if the state has changed since it was last stored."""
         return self.version != self.persisted
 
     def is_acked(self, position: Position) -> bool:
-        """Returns True if the entry is acknowledged as a whole."""
+        """Returns True if the whole entry is acknowledged."""
         if position <= self.mark:
             return True
         if not self.acked:
@@ -411,9 +415,9 @@ class Cursor:
         return holes is not None and position[1] in holes
 
     def is_done(self, position: Position) -> bool:
-        """Returns True if the entry must not be dispatched now. That is so if the entry, or each of its messages, is
-        acknowledged, or is acknowledged in an open transaction (pending). If that transaction is aborted, the entry can
-        be dispatched again."""
+        """Returns True if the entry must not be dispatched now, because the whole entry or each of its messages is
+        acknowledged, or acknowledged in an open transaction (pending). If that transaction is aborted, the entry can be
+        dispatched again."""
         if self.is_acked(position):
             return True
         pending = self.pending
@@ -424,7 +428,8 @@ class Cursor:
         )
 
     def acked_or_pending_bits(self, position: Position) -> int:
-        """Returns the messages of a batch that are acknowledged or pending, as bits: consumers are not shown them."""
+        """Returns, as bits (bit i: message i), which messages of a batch are acknowledged or pending in a transaction.
+        Consumers do not get these messages."""
         partial: PartialBatch | None = self.partial.get(position)
         bits = partial.bits if partial is not None else 0
         return bits if self.pending is None else bits | self.pending.bits_at(position)
@@ -438,29 +443,28 @@ class Cursor:
         return partial.size if partial is not None else 0
 
     def batch_size_of(self, position: Position, shown: int) -> int:
-        """Returns the number of messages of a batch, or 0 if it is not known. `shown`: the number of its messages that
-        were delivered to the consumer at which the batch is outstanding; 0: it is not outstanding."""
+        """Returns the number of messages in a batch; 0 if it is not known. `shown`: how many of its messages were
+        delivered to the consumer at which the batch is outstanding; 0 if the batch is not outstanding."""
         return self._size(position) or (0 if self.acked_or_pending_bits(position) else shown)
 
     @property
     def has_partial_batches(self) -> bool:
-        """Returns True if a batch exists of which only some messages are acknowledged or pending."""
+        """Returns True if there is a batch of which some messages, but not all, are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Returns the batch indexes of the acknowledged messages of a batch, if the entry is not acknowledged as a
-        whole."""
+        """Returns the batch indexes of the acknowledged messages of a batch that is only partly acknowledged."""
         partial = self.partial.get(position)
         return list(bit_indexes(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """Returns the number of acknowledged messages of a batch, if the entry is not acknowledged as a whole."""
+        """Returns the number of acknowledged messages of a batch that is only partly acknowledged."""
         partial: PartialBatch | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """Returns the first position at or after `position` that is not acknowledged as a whole. Takes one step per
-        contiguous range of holes."""
+        """Returns the first position at or after `position` whose entry is not acknowledged as a whole. Its cost grows
+        with the number of contiguous ranges of holes that it passes."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -473,7 +477,8 @@ class Cursor:
         return position
 
     def next_deliverable(self, position: Position) -> Position:
-        """Returns the first position at or after `position` that is neither acknowledged nor pending as a whole."""
+        """Returns the first position at or after `position` whose entry is neither acknowledged nor pending as a
+        whole."""
         position = self.next_unacked(position)
         if self.pending is None:
             return position
@@ -490,8 +495,8 @@ class Cursor:
         return position
 
     def deliverable_up_to(self, position: Position) -> Iterator[Position]:
-        """Yields the entries after the mark, up to and with `position`, that are neither acknowledged nor pending, in
-        log order."""
+        """Yields, in log order, the entries after the mark and up to and including `position` that are neither
+        acknowledged nor pending."""
         at = self.next_deliverable(self.mark)
         while at <= position and self._shape.is_readable(at):
             if not self.is_done(at):
@@ -499,7 +504,8 @@ class Cursor:
             at = self.next_deliverable(self._shape.after(at))
 
     def deliverable_before(self, position: Position) -> Iterator[Position]:
-        """Yields the entries that are neither acknowledged nor pending, from `position` back to the mark."""
+        """Yields, in reverse log order, the entries from `position` back to the mark that are neither acknowledged nor
+        pending."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
             if self._shape.is_readable(position) and not self.is_done(position):
@@ -508,7 +514,7 @@ class Cursor:
 
     @property
     def last_hole(self) -> Position:
-        """Returns the last acknowledged entry: the last hole; the mark if there is none."""
+        """Returns the position of the last acknowledged entry after the mark; the mark if there is none."""
         if not self.acked:
             return self.mark
         ledger_id = max(self.acked)
@@ -516,7 +522,7 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes that the state takes in memory."""
+        """Returns how many bytes of memory the state takes."""
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
         holes = self.holes.memory_bytes if self.acked else 0
@@ -524,11 +530,11 @@ class Cursor:
 
     @property
     def hole_entries(self) -> int:
-        """Returns the number of entries after the mark that are acknowledged."""
+        """Returns how many entries after the mark are acknowledged."""
         return sum(len(holes) for holes in self.acked.values())
 
     def copy_cursor_state(self) -> CursorState:
-        """Returns a copy of the state, to be stored."""
+        """Returns a copy of the state, which can be stored while the cursor changes."""
         return CursorState(
             self.mark,
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
@@ -538,8 +544,8 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """Checks that each hole (an acknowledged range) is after the mark and does not adjoin it, that no empty bitmap
-        is kept, and that no partly acknowledged entry counts as acknowledged."""
+        """Checks three invariants: each hole (an acknowledged range) is after the mark and does not adjoin it, no
+        bitmap is empty, and no entry that is only partly acknowledged counts as acknowledged."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         self.holes.check(self.mark, self._shape.after(self.mark))
         for position, partial in self.partial.items():

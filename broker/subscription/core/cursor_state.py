@@ -21,7 +21,8 @@ PARTIAL_BYTES, COUNT_BYTES = 300, 250
 
 
 class ChunkKind(enum.IntEnum):
-    """The kinds of chunks of a stored state. One chunk covers 2 ** `block_bits` entries of a ledger."""
+    """The kinds of chunks into which the stored state of a cursor is divided. One chunk covers 2 ** `block_bits`
+    entries of a ledger."""
 
     HOLES = 1
     PARTIALS = 2
@@ -36,33 +37,35 @@ class ChunkKind(enum.IntEnum):
 
 
 class ChunkKey(NamedTuple):
-    """The key of a chunk: the holes, partial batches, counts or pending entries of one block of a ledger. A chunk is
-    always written as a whole."""
+    """Identifies a chunk of a cursor's stored state: the holes, partial batches, redelivery counts or pending
+    acknowledgements in one block of entries of a ledger. A chunk is always written as a whole."""
 
     kind: ChunkKind
     ledger_id: int
     block: int
 
     def entry_range(self) -> range:
-        """Returns the entry ids of its block."""
+        """Returns the range of entry ids that the chunk covers."""
         bits = self.kind.block_bits
         return range(self.block << bits, (self.block + 1) << bits)
 
 
 def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
-    """Yields the keys of all chunks from the first of the holes to the last one."""
+    """Yields the keys of all chunks in which the acknowledged entries `holes` of a ledger are stored, from the first
+    one to the last one."""
     bits = ChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
 
 
 def chunk_key_of(kind: ChunkKind, position: Position) -> ChunkKey:
+    """Returns the key of the chunk of this kind that covers the entry at `position`."""
     return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
 class PartialBatch(msgspec.Struct):
-    """A batch of which some messages are acknowledged: those whose bits are set (bit i: message i). `size`: the number
-    of its messages; 0: not known."""
+    """A batch of which some messages are acknowledged: those whose bits are set in `bits` (bit i: message i). `size`:
+    the number of messages in the batch; 0: not known."""
 
     bits: int = 0
     size: int = 0
@@ -73,8 +76,8 @@ class PartialBatch(msgspec.Struct):
 
 
 class RedeliveryCount(NamedTuple):
-    """How often an entry was given back for redelivery. It is not delivered before `until_ms` (ms since the epoch; 0:
-    at once)."""
+    """How many times an entry was given back for redelivery. `until_ms`: the time before which it is not delivered
+    again (ms since the epoch; 0: it may be delivered at once)."""
 
     redeliveries: int
     until_ms: int = 0
@@ -88,7 +91,7 @@ NOWHERE = Position(-1, -1)
 
 
 class TxnAcks(msgspec.Struct):
-    """The acknowledgements of one transaction (core/pending_acks.py)."""
+    """The acknowledgements that one transaction has made at a subscription (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
     parts: dict[Position, PartialBatch] = {}  # some messages of batches
@@ -98,17 +101,19 @@ class TxnAcks(msgspec.Struct):
         return bool(self.entries or self.parts or self.up_to != NOWHERE)
 
     def has_entry(self, position: Position) -> bool:
-        """Returns True if the entry is acknowledged as a whole."""
+        """Returns True if the transaction has acknowledged the entry as a whole."""
         entries = self.entries.get(position[0])
         return position <= self.up_to or (entries is not None and position[1] in entries)
 
     def bits_at(self, position: Position) -> int:
-        """Returns the acknowledged messages of a batch, as bits, if it is not acknowledged as a whole."""
+        """Returns, as bits (bit i: message i), which messages of a batch the transaction has acknowledged, if it has
+        not acknowledged the whole entry."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """Adds the whole entry if `bits` is 0; else the messages of a batch of `size` whose bits are set."""
+        """Adds an acknowledgement: of the whole entry if `bits` is 0, else of the messages whose bits are set, in a
+        batch of `size` messages."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:
@@ -117,7 +122,8 @@ class TxnAcks(msgspec.Struct):
 
     @property
     def entry_count(self) -> int:
-        """Returns the number of entries, whole or in part; a cumulative acknowledgement counts as one."""
+        """Returns the number of entries that are acknowledged, as a whole or in part. A cumulative acknowledgement
+        counts as one entry."""
         return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
 
     def copy(self) -> TxnAcks:
@@ -128,8 +134,8 @@ class TxnAcks(msgspec.Struct):
 
 
 def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
-    """Yields the keys of the chunks in which `acks` are stored, some of them more than once. A cumulative
-    acknowledgement is stored in the chunk of its position."""
+    """Yields the keys of the chunks in which the acknowledgements `acks` are stored; a key may be yielded more than
+    once. A cumulative acknowledgement is stored in the chunk of its position."""
     bits = ChunkKind.PENDING.block_bits
     for ledger_id, entries in acks.entries.items():
         first, last = entries.min() >> bits, entries.max() >> bits
@@ -142,7 +148,8 @@ def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
 
 
 class CursorState(msgspec.Struct):
-    """The stored state: enough to continue after a crash (broker/subscription/cursor_format.py)."""
+    """The state of a cursor as it is stored: all that is needed to continue after a crash
+    (broker/subscription/cursor_format.py)."""
 
     mark: Position
     acked: dict[int, BitMap] = {}
@@ -156,8 +163,8 @@ class CursorState(msgspec.Struct):
 
 
 def bits_of_indexes(indexes: Iterable[int]) -> int:
-    """Returns the number in which the bits `indexes` are set; indexes that no batch can have are ignored. The number
-    takes one bit of memory for each index up to the largest."""
+    """Returns an integer in which the bits with the given indexes are set. Ignores indexes that no batch can have. The
+    integer takes one bit of memory for each index up to the largest one."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0
@@ -168,7 +175,7 @@ def bits_of_indexes(indexes: Iterable[int]) -> int:
 
 
 def bit_indexes(bits: int) -> Iterator[int]:
-    """Yields the indexes of the bits that are set, ascending."""
+    """Yields the indexes of the bits that are set in `bits`, in ascending order."""
     text = bin(bits)[:1:-1]
     at = text.find("1")
     while at >= 0:
@@ -177,13 +184,13 @@ def bit_indexes(bits: int) -> Iterator[int]:
 
 
 def first_clear_bit(bits: int) -> int:
-    """Returns the index of the first bit that is not set."""
+    """Returns the index of the lowest bit of `bits` that is not set."""
     return (~bits & (bits + 1)).bit_length() - 1
 
 
 def bitmap_bytes(holes: BitMap) -> int:
-    """Returns the bytes of memory that the bitmap takes: its containers as CRoaring keeps them (a bitset of 8 KB, two
-    bytes a value, four bytes a run), and the object."""
+    """Returns how many bytes of memory a bitmap takes: its containers as CRoaring stores them (a bitset of 8 KB, two
+    bytes a value, four bytes a run), and the Python object."""
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
@@ -195,13 +202,13 @@ else."""
 
 
 def bitmap_bytes_max(holes: BitMap) -> int:
-    """Returns an upper bound of `bitmap_bytes(holes)`, which costs less: at most 16 bytes more for each value of
-    `holes`."""
+    """Returns an upper bound of `bitmap_bytes(holes)` that is cheaper to compute. It is larger by at most 16 bytes for
+    each value of `holes`."""
     count = len(holes)
     return bitmap_bytes(holes) if count > FEW else 200 + 18 * count
 
 
 def count_ranges(holes: BitMap) -> int:
-    """Returns the number of contiguous ranges."""
+    """Returns the number of contiguous ranges of values in the bitmap."""
     shifted = holes.shift(1)
     return len(holes) - len(holes & shifted)

@@ -50,8 +50,8 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A segment of a bucket: its number of keys, the delivery times of its first and its last key, and the entries of
-    its keys."""
+    """A segment of a bucket of delayed entries: the number of its keys, the delivery times of its first and its last
+    key, and the entries of the keys."""
 
     first_ms: int
     last_ms: int
@@ -60,54 +60,57 @@ class DelaySegment(NamedTuple):
 
 
 class UnstoredDelayBucket(NamedTuple):
-    """A bucket that is not stored yet: the encoded keys of each segment, and the rows of its directory."""
+    """A bucket of delayed entries that is not stored yet (a draft): the encoded keys of each segment, and a description
+    of each segment for the bucket's directory."""
 
     bodies: list[bytes]
     segments: list[DelaySegment]
 
 
 class DelayKeys(msgspec.Struct, eq=False):
-    """Ascending keys, as bytes, and a read offset: the keys before `offset` were handed out already."""
+    """A sequence of keys of delayed entries, ascending and encoded as bytes, with a read offset: the keys before
+    `offset` were given out already."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """Returns the first key that is left; NEVER if none is."""
+        """Returns the first key that was not given out yet; NEVER if there is none."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
 
     def advance(self) -> int:
-        """Moves past the first key that is left. Returns the next one; NEVER if there is none."""
+        """Marks the first remaining key as given out. Returns the key after it; NEVER if there is none."""
         self.offset += KEY_BYTES
         return self.head
 
     @property
     def remaining_count(self) -> int:
-        """Returns how many keys are left."""
+        """Returns the number of keys that were not given out yet."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def remaining_keys(self) -> list[int]:
-        """Returns the keys that are left, ascending."""
+        """Returns the keys that were not given out yet, in ascending order."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
 
 def delay_key_of(position: Position, at_ms: int) -> int:
-    """Returns the key of an entry that is due at `at_ms`; keys sort by time."""
+    """Returns the key of a delayed entry whose delivery time is `at_ms`. The key is a number that contains the time and
+    the position, so keys sort by time."""
     return max(at_ms, 0) << TIME | position[0] << 32 | position[1]
 
 
 def position_of_delay_key(key: int) -> Position:
-    """Returns the position of the entry of a key."""
+    """Returns the position of the delayed entry that has this key."""
     return Position(key >> 32 & _LEDGER_MASK, key & _ENTRY_MASK)
 
 
 def make_unstored_bucket(keys: Sequence[int], held: Mapping[int, BitMap]) -> UnstoredDelayBucket:
-    """Returns the draft of a bucket with `keys` (ascending; repeated ones are stored once), without those whose entries
-    are no longer in `held`."""
+    """Returns a new bucket, to be stored, with the ascending `keys`. A repeated key is stored once; keys whose entries
+    are no longer in `held` are left out."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -135,8 +138,8 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
 
 
 def encode_entries_by_ledger(entries: Mapping[int, BitMap]) -> bytes:
-    """Returns the entries of each ledger as bytes: ( ledger i64 | size u32 | the entries as a portable roaring bitmap
-    )*."""
+    """Returns sets of entry ids of several ledgers as bytes: ( ledger i64 | size u32 | the entry ids as a portable
+    roaring bitmap )*."""
     parts: list[bytes] = []
     for ledger_id in sorted(entries):
         bitmap = entries[ledger_id]
@@ -147,8 +150,8 @@ def encode_entries_by_ledger(entries: Mapping[int, BitMap]) -> bytes:
 
 
 def decode_entries_by_ledger(places: bytes) -> list[tuple[int, BitMap]]:
-    """Returns (ledger, its entries) from the bytes of `encode_entries_by_ledger`. Raises ValueError if the bytes are
-    damaged."""
+    """Returns the ledgers, each with its set of entry ids, that `encode_entries_by_ledger` has encoded. Raises
+    ValueError if the bytes are damaged."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
@@ -173,7 +176,7 @@ ROW_BYTES = 200
 
 
 class ReadDelaySegments(NamedTuple):
-    """A request to read the segments `first` … `last` of a bucket."""
+    """A request to read the segments number `first` to `last` (inclusive) of the bucket in the ledger `ledger_id`."""
 
     ledger_id: int
     first: int
@@ -181,7 +184,8 @@ class ReadDelaySegments(NamedTuple):
 
 
 class Bucket(msgspec.Struct, eq=False):
-    """A bucket in memory: a row for each segment."""
+    """A stored bucket of delayed entries, as it is in memory: a description of each of its segments, and which segment
+    is loaded next."""
 
     ledger_id: int
     segments: list[DelaySegment]  # without their places
@@ -193,8 +197,8 @@ class Bucket(msgspec.Struct, eq=False):
     @classmethod
     def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
-        """Returns a bucket whose segments from number `next_` on are still to be loaded. `places`: the entries of each
-        segment, by ledger."""
+        """Returns a bucket of which the segments from number `next_` on are not loaded yet. `places`: for each segment,
+        its entries by ledger."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -204,17 +208,18 @@ class Bucket(msgspec.Struct, eq=False):
 
     @property
     def has_more(self) -> bool:
-        """Returns True if there are segments that are not loaded yet."""
+        """Returns True if the bucket has segments that are not loaded yet."""
         return self.next < len(self.segments)
 
     @property
     def unloaded_count(self) -> int:
-        """Returns the number of keys that are not loaded yet."""
+        """Returns the number of keys in the segments that are not loaded yet."""
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
 class DelayBucketIndex(msgspec.Struct):
-    """The stored buckets of delayed entries of a subscription, and the keys of them that are in memory."""
+    """The stored buckets with delayed entries of one subscription, and those of their keys that are loaded into
+    memory."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     # a heap by key and order
@@ -230,7 +235,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: Bucket) -> None:
-        """Adds a durable bucket. The entries of its segments that are not loaded yet must be held already."""
+        """Adds a bucket that is durable. The entries in its segments that are not loaded yet must be held back
+        already."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -238,24 +244,27 @@ class DelayBucketIndex(msgspec.Struct):
             self.end_bucket(bucket)
 
     def end_bucket(self, bucket: Bucket) -> None:
-        """Ends the bucket: its ledger may be deleted (`take_drained`)."""
+        """Removes a bucket that is no longer needed, and its keys. Its ledger may then be deleted: `take_drained`
+        returns it."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
             self._leave([head for head in self._heads if head[3] is not bucket])
 
     def end_up_to(self, mark: Position) -> None:
-        """Ends the buckets of which all entries are at or before the mark."""
+        """Removes the buckets whose entries are all at or before the position `mark`. Their ledgers may then be
+        deleted."""
         for bucket in [each for each in self._all.values() if each.last <= mark]:
             self.end_bucket(bucket)
 
     def clear(self) -> None:
-        """Ends all buckets: drops their keys from memory, and lists their ledgers as drained."""
+        """Removes all buckets: drops their keys from memory, and lets `take_drained` return their ledgers."""
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
     def take_drained(self) -> list[int]:
-        """Removes and returns the ledgers of buckets that ended."""
+        """Returns the ledgers of the buckets that were removed since the last call: they may be deleted. Returns each
+        ledger once."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -265,13 +274,13 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ keys in memory
     def add_keys(self, keys: DelayKeys, bucket: Bucket | None) -> None:
-        """Adds keys to the keys in memory. `bucket`: the stored bucket that has the keys; None: a bucket that is not
-        stored yet has them."""
+        """Adds keys to the keys in memory. `bucket`: the stored bucket that contains the keys; None: they belong to a
+        bucket that is not stored yet."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
     def remove_keys(self, keys: DelayKeys) -> None:
-        """Removes these keys from memory."""
+        """Removes the sequence of keys `keys`, which `add_keys` has added, from memory."""
         self._leave([head for head in self._heads if head[2] is not keys])
 
     def _leave(self, heads: list[tuple[int, int, DelayKeys, Bucket | None]]) -> None:
@@ -281,12 +290,12 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def earliest_key(self) -> int:
-        """Returns the earliest key in memory; NEVER if there is none."""
+        """Returns the key in memory whose delivery time is the earliest; NEVER if no key is in memory."""
         return self._heads[0][0] if self._heads else NEVER
 
     def advance(self) -> None:
-        """Moves past the earliest key in memory. After the last loaded key of a bucket, schedules the bucket's next
-        load, or ends the bucket."""
+        """Removes the earliest key from memory. If it was the last loaded key of its bucket, schedules the next load of
+        the bucket; if the bucket has no more keys, removes the bucket."""
         _, order, keys, bucket = self._heads[0]
         key = keys.advance()
         if key != NEVER:
@@ -307,8 +316,8 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which a key becomes due or a segment must be loaded; None if nothing
-        will."""
+        """Returns the time (ms since the epoch) at which a key becomes due, or a segment must be loaded; None if there
+        is neither."""
         if self._merges:
             return 0
         looks = [self._heads[0][0] >> TIME] if self._heads else []
@@ -317,8 +326,8 @@ class DelayBucketIndex(msgspec.Struct):
         return min(looks, default=None)
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests to read the segments that have an entry due within LOOKAHEAD_MS, and the segments that a
-        merge needs. Returns each request once."""
+        """Returns the requests to read segments that have an entry due within LOOKAHEAD_MS, and segments that a merge
+        needs. Returns each request once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -336,8 +345,8 @@ class DelayBucketIndex(msgspec.Struct):
         return loads
 
     def add_loaded(self, load: ReadDelaySegments, body: bytes) -> list[int]:
-        """Adds the keys of segments that were read, and returns []. If the bucket is being merged, returns its keys
-        instead, which belong to no bucket from then on."""
+        """Adds the keys of segments that were read, and returns an empty list. If the bucket is being merged, does not
+        add the keys but returns them; they belong to no bucket from then on."""
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -349,7 +358,7 @@ class DelayBucketIndex(msgspec.Struct):
 
     def mark_lost(self, ledger_id: int) -> Bucket | None:
         """Marks a bucket as lost, because it cannot be read: its keys that are not in memory will never be loaded.
-        Returns the bucket; None if there is none."""
+        Returns the bucket; None if there is no bucket in this ledger."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None
@@ -361,9 +370,9 @@ class DelayBucketIndex(msgspec.Struct):
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to merge the smallest buckets, if at least MERGE_MIN of them have no more than `keys_max` keys
-        together. Returns the keys of these buckets that are in memory, so that they need not be read. From then on
-        these keys belong to no bucket."""
+        """Begins to merge the smallest buckets, if at least MERGE_MIN of them contain at most `keys_max` keys together.
+        Returns the keys of these buckets that are in memory, so that they need not be read. From then on these keys
+        belong to no bucket."""
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.unloaded_count for bucket in self._all.values() if not bucket.reading}
@@ -394,14 +403,14 @@ class DelayBucketIndex(msgspec.Struct):
 
     @property
     def merged_ledgers(self) -> frozenset[int]:
-        """Returns the ledgers of the buckets that are being merged, once all of their keys are in memory; until then an
+        """Returns the ledgers of the buckets that are being merged, if all of their keys are in memory; until then an
         empty set."""
         if not self._merging or any(bucket.reading for bucket in self._merging.values()):
             return frozenset()
         return frozenset(self._merging)
 
     def end_merged(self, ledgers: frozenset[int]) -> None:
-        """Ends the buckets of these ledgers, because their keys were sealed in another bucket."""
+        """Removes the buckets in these ledgers, because their keys are now in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.end_bucket(bucket)
 
@@ -415,19 +424,19 @@ class DelayBucketIndex(msgspec.Struct):
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def loaded_keys(self) -> set[int]:
-        """Returns all keys in memory."""
+        """Returns all keys of delayed entries that are in memory."""
         return {key for head in self._heads for key in head[2].remaining_keys()}
 
     def may_contain(self, position: Position) -> bool:
-        """Returns True if a bucket that is not completely loaded may contain the position."""
+        """Returns True if a bucket that is not completely loaded may contain the entry at the position."""
         return any(
             each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
         )
 
 
 def next_segment_of(draft: UnstoredDelayBucket, given_up: int) -> int:
-    """Returns the number of the first segment of `draft` with a key that is not among its first `given_up` keys, which
-    were handed out already."""
+    """Returns the number of the first segment of the bucket `draft` that contains a key after the first `given_up`
+    keys, which were given out already."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

@@ -88,7 +88,7 @@ class _Memory:
 
 
 class DelayIndex:
-    """The delayed entries of one subscription, with their delivery times."""
+    """The delayed entries of one subscription, which are held back until their delivery times."""
 
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
@@ -114,12 +114,12 @@ class DelayIndex:
 
     @property
     def held_entries(self) -> Mapping[int, BitMap]:
-        """Returns the held entries, by ledger."""
+        """Returns the entries that are held back: for each ledger the set of entry ids."""
         return self._used.held if self._used is not None else {}
 
     # ------------------------------------------------------------------ intents
     def add_entry(self, position: Position, at_ms: int) -> None:
-        """Holds the entry back until `at_ms` (ms since the epoch). Does nothing if the entry is held back already."""
+        """Holds the entry back until `at_ms` (ms since the epoch). Does nothing if the entry is already held back."""
         memory = self._memory
         held = memory.held.get(position[0])
         if held is None:
@@ -130,12 +130,12 @@ class DelayIndex:
             heappush(memory.fresh, delay_key_of(position, at_ms))
 
     def discard(self, position: Position) -> None:
-        """Drops an entry, because it is acknowledged."""
+        """Stops holding an entry back, because it is acknowledged. It is not returned by `take_due`."""
         if self.count and self._discard(position) and not self.count:
             self.clear()
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Drops entries of a ledger, because they are acknowledged."""
+        """Stops holding these entries of a ledger back, because they are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
             return
@@ -148,7 +148,8 @@ class DelayIndex:
             self.clear()
 
     def discard_up_to(self, mark: Position) -> None:
-        """Drops the entries up to and with `mark`, because they are acknowledged or no longer in the log."""
+        """Stops holding back the entries up to and including `mark`, because they are acknowledged or no longer in the
+        log."""
         if not self.count:
             return
         for held in (self._memory.held, self._memory.lost):
@@ -167,7 +168,7 @@ class DelayIndex:
         self._memory.buckets.end_up_to(mark)
 
     def release_all(self) -> None:
-        """Makes all held entries due now, because the topic's policy no longer delays messages."""
+        """Makes all entries that are held back due at once, because the topic's policy no longer delays messages."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
         self.clear()
@@ -175,18 +176,18 @@ class DelayIndex:
 
     @property
     def is_released(self) -> bool:
-        """Returns True if all held entries are due, after `release_all`."""
+        """Returns True if all entries that are held back are due because of `release_all`."""
         return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
-        """Removes all held entries, without making them deliverable."""
+        """Removes all entries without making them deliverable."""
         self._memory.held, self._memory.lost, self.count = {}, {}, 0
         self._memory.fresh, self._seal_at = [], 0
         self._memory.buckets.clear()
 
     # ------------------------------------------------------------------ what is due
     def take_due(self, now_ms: int, limit: int) -> list[Position]:
-        """Removes and returns the due entries, earliest first, `limit` at most."""
+        """Removes and returns the entries that are due at `now_ms`, the earliest first, at most `limit` of them."""
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
@@ -237,8 +238,8 @@ class DelayIndex:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns the time (ms since the epoch) at which an entry becomes due or a segment must be loaded; None if
-        nothing will."""
+        """Returns the time (ms since the epoch) at which an entry becomes due, or a segment must be loaded; None if
+        there is neither."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_due_ms]
@@ -247,13 +248,13 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def is_full(self) -> bool:
-        """Returns True if the keys use several times the memory budget, because they cannot be stored. Then no further
-        entry may be held back."""
+        """Returns True if the keys take several times the memory budget, because they cannot be stored in buckets. Then
+        no further entry may be held back."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def must_make_bucket(self) -> bool:
-        """Returns True if it is time to call `seal`."""
+        """Returns True if there are enough entries in no bucket, so that the caller must call `seal` to store them."""
         fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
@@ -264,9 +265,9 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> UnstoredDelayBucket | None:
-        """Returns the draft of a bucket with the entries that are due far in the future; None if there are fewer than
-        `least` of them. The caller must store it, and then call `on_bucket_stored`, or `on_bucket_store_failed` if that
-        failed. One draft at a time."""
+        """Returns a new bucket, to be stored, with the entries that are due far in the future; None if there are fewer
+        than `least` of them. The caller must store the bucket, and then call `on_bucket_stored`, or
+        `on_bucket_store_failed` if storing failed. Only one bucket may be in this state at a time."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged_ledgers
         fresh.sort()
@@ -289,8 +290,8 @@ class DelayIndex:
         return draft
 
     def on_bucket_stored(self, ledger_id: int) -> None:
-        """Called when the draft is durable in this ledger, and the subscription's record names the ledger: the draft
-        becomes a bucket."""
+        """Called when the bucket that `seal` returned is durable in this ledger, and the subscription's record names
+        the ledger: the bucket is used from then on."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.remove_keys(keys)
@@ -301,7 +302,8 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def on_bucket_store_failed(self) -> None:
-        """Called when the draft was not stored: its entries are in no bucket, as before."""
+        """Called when the bucket that `seal` returned was not stored: its entries are in no bucket, as before
+        `seal`."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.remove_keys(keys)
@@ -315,7 +317,8 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """Adds a bucket that an earlier owner stored, and holds those of its entries that are not due at `now_ms`."""
+        """Adds a bucket that an earlier owner of the topic stored, and holds back those of its entries that are not due
+        at `now_ms`."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [decode_entries_by_ledger(segment.places) for segment in segments]
         bucket = Bucket.create(ledger_id, segments, places, first)
@@ -346,23 +349,24 @@ class DelayIndex:
         return True
 
     def take_segment_reads(self, now_ms: int) -> list[ReadDelaySegments]:
-        """Returns the requests to read segments that are needed now; each is returned once."""
+        """Returns the requests to read segments of buckets that are needed now. Returns each request once."""
         return self._memory.buckets.take_segment_reads(now_ms)
 
     def add_loaded(self, load: ReadDelaySegments, body: bytes) -> None:
-        """Adds the keys of segments that were read."""
+        """Adds the keys of segments that were read because of the request `load`. `body`: the encoded keys."""
         self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
     def mark_lost(self, ledger_id: int) -> None:
-        """Marks a bucket as lost, because it cannot be read: the held entries of all ledgers that it covers are due at
-        once, and read from the log."""
+        """Marks a bucket as lost, because it cannot be read. The entries that are held back in all ledgers of its
+        entries become due at once, and are read from the log."""
         bucket = self._memory.buckets.mark_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
     def take_drained(self) -> list[int]:
-        """Removes and returns the ledgers of buckets that are needed no more."""
+        """Returns the ledgers of the buckets that are no longer needed since the last call: they may be deleted.
+        Returns each ledger once."""
         return self._memory.buckets.take_drained()
 
     @property
@@ -371,13 +375,13 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ questions
     def is_delayed(self, position: Position) -> bool:
-        """Returns True if the entry is held."""
+        """Returns True if the entry is held back until its delivery time."""
         held = self._memory.held.get(position[0])
         return held is not None and position[1] in held
 
     def next_undelayed(self, position: Position) -> Position:
-        """Returns the first position at or after `position` that is neither held nor done. Takes one step per ledger of
-        the topic."""
+        """Returns the first position at or after `position` whose entry is neither held back nor done (acknowledged or
+        pending). Its cost grows with the number of ledgers of the topic that it passes."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]
@@ -388,24 +392,25 @@ class DelayIndex:
 
     @property
     def bucket_count(self) -> int:
-        """Returns the number of buckets."""
+        """Returns the number of stored buckets of delayed entries."""
         return len(self._memory.buckets)
 
     @property
     def memory_bytes(self) -> int:
-        """Returns the bytes that keys and buckets take in memory; the bitmaps of held entries are not counted."""
+        """Returns how many bytes of memory the keys and buckets take. The bitmaps of the entries that are held back are
+        not counted."""
         if not self.count:
             return 0
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def count_delayed(self, ledger_id: int) -> int:
-        """Returns the number of held entries of a ledger of the topic."""
+        """Returns the number of entries of a ledger of the topic that are held back."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 
     def check(self) -> None:
-        """Checks that each held position has a key in memory or in a bucket, that the count of held positions is right,
-        and that no acknowledged entry is held."""
+        """Checks three invariants: each entry that is held back has a key in memory or in a bucket, the count of these
+        entries is right, and none of them is acknowledged."""
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"

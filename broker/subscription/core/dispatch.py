@@ -68,7 +68,8 @@ from .redelivery_backoff import BackoffQueue
 
 
 class DispatchLimits(NamedTuple):
-    """The limits of unacknowledged messages; 0: none."""
+    """The largest numbers of unacknowledged messages, per consumer and per subscription, at which delivery stops; 0: no
+    limit."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -80,20 +81,20 @@ ALL_TIME = 1 << 63
 
 
 class Read(NamedTuple):
-    """A request to read from this position on."""
+    """A request to read entries of the log from a position on."""
 
     position: Position
 
 
 class ReplayRange(NamedTuple):
-    """A request to read these entries again, in this order."""
+    """A request to read entries that wait for redelivery, in the given order."""
 
     positions: tuple[Position, ...]
 
 
 class Delivery(NamedTuple):
-    """An entry for a consumer, with its redelivery count, and the batch indexes of the messages that the consumer must
-    not see."""
+    """An entry that is assigned to a consumer, with its redelivery count, and the batch indexes of the messages that
+    the consumer must not see."""
 
     member: Member
     entry: Entry
@@ -111,7 +112,8 @@ _tuple = tuple.__new__
 
 
 class Dispatcher:
-    """The state machine of one subscription. `tracks`: False for a reader, whose deliveries are not outstanding."""
+    """The state machine of one subscription that decides which entry is read next, and which consumer gets it.
+    `tracks`: whether deliveries count as outstanding until they are acknowledged; False for a reader."""
 
     __slots__ = (
         "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
@@ -142,19 +144,22 @@ class Dispatcher:
         self.read_position = shape.after(cursor.mark)
 
     def rebase(self, shape: LogShape) -> None:
-        """Starts over after the cursor's mark, with the positions of `shape`. No consumer may be connected."""
+        """Uses the log with the given shape from now on, and starts again after the cursor's mark. No consumer may be
+        connected."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
     def extend_to(self, shape: LogShape) -> None:
-        """Uses `shape` from now on. It must have the same entries up to the read position."""
+        """Uses the log with the given shape from now on. It must have the same entries as the present log up to the
+        read position."""
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
     def set_policy(self, policy: Policy, *, ordered: bool = False) -> None:
-        """Sets the policy, and starts over after the cursor's mark. No consumer may be connected. `ordered`: redelivery
-        keeps the order; entries in a back-off are delivered in log order without waiting for its end."""
+        """Sets the policy of the subscription type, and starts again after the cursor's mark. No consumer may be
+        connected. `ordered`: redelivery keeps the order; an entry that waits for the end of a back-off is delivered in
+        log order without waiting."""
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
         self.delaying = self.delays is not None and policy.individual
@@ -164,7 +169,8 @@ class Dispatcher:
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """Adds a consumer. Before, the caller must check that `Policy.why_refused` returns None."""
+        """Adds a consumer. The caller must check before that `Policy.why_refused` returns None. If another consumer is
+        no longer the active one because of that, its outstanding entries are delivered again."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         deposed = self.policy.add_member(member)
@@ -172,13 +178,13 @@ class Dispatcher:
             self._give_back(deposed, list(deposed.outstanding))
 
     def leave(self, member: Member) -> None:
-        """Removes a consumer. Its outstanding entries wait for redelivery, with unchanged redelivery counts."""
+        """Removes a consumer. Its outstanding entries wait for redelivery; their redelivery counts do not change."""
         del self.members[member.id]
         self._give_back(member, list(member.outstanding))
         self.policy.remove_member(member)
 
     def leave_all(self) -> None:
-        """Removes all consumers and all entries that wait for redelivery. Reading starts again after the cursor's
+        """Removes all consumers, and all entries that wait for redelivery. Reading starts again after the cursor's
         mark."""
         self._start_over()
         for member in self.members.values():
@@ -186,12 +192,12 @@ class Dispatcher:
         self.members.clear()
 
     def flow(self, member: Member, permits: int) -> None:
-        """Grants the consumer `permits` more permits, each for one message."""
+        """Permits the dispatcher to deliver `permits` more messages to the consumer."""
         member.permits += permits
         member.granted += permits
 
     def set_limits(self, limits: DispatchLimits) -> None:
-        """Sets the limits of unacknowledged messages, per consumer and for the subscription."""
+        """Sets the largest numbers of unacknowledged messages, per consumer and for the whole subscription."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)
@@ -202,7 +208,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def choose_read(self) -> Read | ReplayRange | Blocked:
-        """Returns the range of entries to read next, or the reason why no consumer can receive an entry now."""
+        """Returns a request for the entries to read next. If no consumer can receive an entry now, returns the reason
+        instead."""
         policy, cursor, position = self.policy, self.cursor, self.read_position
         blocked = why_no_receiver(policy.candidates)
         if blocked is not None or self.full:
@@ -249,14 +256,14 @@ class Dispatcher:
         self.read_position = position
 
     def why_blocked(self) -> Blocked | None:
-        """Returns why no entry at all could be delivered now; None if one could."""
+        """Returns the reason why no consumer could receive any entry now; None if one could."""
         why = why_no_receiver(self.policy.candidates)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Assigns entries that were read to consumers, in order, until no consumer may get the next one. Returns the
-        deliveries. The entries after that are read again later. An entry whose delivery time is after `now_ms` is
-        held."""
+        """Assigns the entries, which were read from the log, to consumers, in order, until no consumer may get the next
+        one. Returns the deliveries. The entries after that one are read again later. An entry whose delivery time is
+        after `now_ms` is held back."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
@@ -338,8 +345,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def on_acked(self, member: Member | None, position: Position) -> None:
-        """Called when the entry is done: it is no longer outstanding, and not delivered again. `member`: the consumer
-        that acknowledged it."""
+        """Called when the entry is done (acknowledged or pending): it is no longer outstanding, and is not delivered
+        again. `member`: the consumer that acknowledged it."""
         if self.failed or self.chunks:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
@@ -353,8 +360,9 @@ class Dispatcher:
             self.delays.discard(position)
 
     def on_set_acked(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Called when many entries of one ledger are done: they are no longer outstanding, and not delivered again.
-        Costs as much as the smaller of the set and the outstanding entries."""
+        """Called when many entries of one ledger are done (acknowledged or pending): they are no longer outstanding,
+        and are not delivered again. The cost grows with the smaller of the two sets: `entries`, and the outstanding
+        entries."""
         if self.failed or self.chunks:
             self._recovered(select_positions(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
@@ -376,7 +384,8 @@ class Dispatcher:
             self.held.drop(position)
 
     def on_messages_acked(self, member: Member, position: Position, messages: int) -> None:
-        """Called when `messages` messages of an outstanding batch are done."""
+        """Called when `messages` messages of a batch that is outstanding at the consumer are done (acknowledged or
+        pending)."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -386,8 +395,8 @@ class Dispatcher:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def on_mark_acked(self, mark: Position) -> None:
-        """Called when all entries up to and with `mark` are done: they are no longer outstanding, and not delivered
-        again."""
+        """Called when all entries up to and including `mark` are done: they are no longer outstanding, and are not
+        delivered again."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
@@ -426,8 +435,9 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """Takes outstanding entries of a consumer back, to deliver them again; `positions` None: all of them. Entries
-        that are not outstanding there are ignored. `counted`: adds 1 to their redelivery counts."""
+        """Takes outstanding entries back from a consumer, to deliver them again. `positions`: which entries; None: all
+        that are outstanding at this consumer. Ignores entries that are not outstanding at it. `counted`: adds 1 to
+        their redelivery counts."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -436,12 +446,13 @@ class Dispatcher:
         self._give_back(member, given)
 
     def mark_failed(self, member: Member, positions: Iterable[Position]) -> list[Position]:
-        """Marks entries of the member as failed, before they are given back; only where the subscription is `ordered`.
-        Each holds back what follows it, which is taken back at once if it is outstanding. Returns those of the entries
-        that failed and follow none of the others.
+        """Marks entries of the consumer as failed, before they are given back; only if the subscription is `ordered`.
+        Each failed entry holds back the entries that follow it; those of them that are outstanding are taken back at
+        once. Returns those of the failed entries that follow no other failed entry.
 
-        Of a message in chunks the last one holds back for all of them. If a part of a message is taken back, all of it
-        is: its consumer would take the rest for a message without a beginning, and drop it."""
+        Of a chunked message, the last chunk holds back what follows the message. If a part of the message is taken
+        back, all of it is: otherwise its consumer would take the rest for a message without a beginning, and drop it.
+        """
         failed: list[Position] = []
         for position in sorted(positions):
             if position not in member.outstanding or self.cursor.is_done(position):
@@ -480,15 +491,15 @@ class Dispatcher:
                 self.policy.on_returned(position)
 
     def add_entries_due(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable because their delivery time has come. Entries before the read position wait for
-        redelivery from now on. The read position reaches the others later."""
+        """Makes delayed entries deliverable, because their delivery time has come. The entries before the read position
+        wait for redelivery from then on; the read position reaches the other entries later."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def add_entries_released(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable that are no longer held back. Entries before the read position wait for redelivery
-        from now on. The read position reaches the others later."""
+        """Makes entries deliverable that were held back. The entries before the read position wait for redelivery from
+        then on; the read position reaches the other entries later."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -500,19 +511,19 @@ class Dispatcher:
             self.policy.on_returned(position)
 
     def add_entries_of_aborted_acks(self, positions: Iterable[Position]) -> None:
-        """Makes entries deliverable again whose acknowledging transaction was aborted. Those before the read position
-        wait for redelivery from now on; the others come with normal reading."""
+        """Makes entries deliverable again that an aborted transaction had acknowledged. The entries before the read
+        position wait for redelivery from then on; the read position reaches the other entries later."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.add_entries_released((position,))
 
     def find_holder(self, position: Position) -> Member | None:
-        """Returns the consumer at which the entry is outstanding, or None if it is not outstanding."""
+        """Returns the consumer at which the entry is outstanding; None if the entry is not outstanding."""
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def move_read_position_back(self, first: Position) -> None:
-        """Moves the read position back to `first`, on types that deliver in log order: everything from there on that is
-        not acknowledged is read and delivered again."""
+        """Moves the read position back to `first`, on subscription types that deliver in log order: all entries from
+        there on that are not acknowledged are read and delivered again."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
@@ -522,7 +533,7 @@ class Dispatcher:
         self.read_position = min(self.read_position, first)
 
     def discard_trimmed(self, positions: Iterable[Position]) -> None:
-        """Drops entries that are no longer in the log (trimmed): they are not delivered again."""
+        """Removes entries that were trimmed from the log: they are not delivered again."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:
@@ -531,7 +542,7 @@ class Dispatcher:
                 self.delays.discard(position)
 
     def seek(self) -> None:
-        """Starts over after the cursor's mark, which was moved: nothing is outstanding any more."""
+        """Starts again after the cursor's mark, because the mark was moved. No entry is outstanding after that."""
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -555,11 +566,13 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Returns a tuple that changes with each `assign` that delivered an entry or moved the read position."""
+        """Returns a tuple that differs after each call of `assign` that delivered an entry or moved the read
+        position."""
         return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:
-        """Checks: one holder per entry; no entry is both held and waiting; all of them are before the read position."""
+        """Checks three invariants: an entry is outstanding at one consumer at most, no entry is both outstanding and
+        waiting for redelivery, and all of these entries are before the read position."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

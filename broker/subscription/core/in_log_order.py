@@ -20,7 +20,8 @@ NOTHING = PositionSet()
 
 
 class LogOrderPolicy:
-    """The part of `Policy` that Exclusive, Failover and Shared have in common."""
+    """The common part of the policies of Exclusive, Failover and Shared subscriptions: entries that wait for redelivery
+    are delivered in log order."""
 
     keeps_order: ClassVar = True
     by_keys: ClassVar = False
@@ -103,7 +104,7 @@ class LogOrderPolicy:
 
 
 def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
-    """Returns the reason why none of the members can receive an entry, or None if one can."""
+    """Returns the reason why none of the consumers can receive an entry now; None if one of them can."""
     why = Blocked.NO_CONSUMER
     for member in members:
         if member.permits > 0:
@@ -123,7 +124,7 @@ def why_no_receiver(members: Iterable[Member]) -> Blocked | None:
 
 
 class Exclusive(LogOrderPolicy):
-    """The policy of Exclusive subscriptions: one consumer."""
+    """The policy of Exclusive subscriptions: at most one consumer may be connected."""
 
     individual: ClassVar = False
 
@@ -169,7 +170,7 @@ class Exclusive(LogOrderPolicy):
 
 
 class Failover(LogOrderPolicy):
-    """The policy of Failover subscriptions: one active consumer."""
+    """The policy of Failover subscriptions: only one of the consumers, the active one, gets messages."""
 
     individual: ClassVar = False
 

@@ -51,7 +51,8 @@ from .slot_owners import HashRing, SlotOwners, SplitRanges, StickyRanges, key_sh
 
 
 class KeyShared:
-    """The policy of Key_Shared: order per key, over the slots of its keys."""
+    """The policy of Key_Shared subscriptions: each key belongs to one consumer, so the messages of a key are delivered
+    in order. Keys are hashed to slots."""
 
     individual: ClassVar = True
     keeps_order: ClassVar = True
@@ -106,8 +107,8 @@ class KeyShared:
         self._stale = list(self._in_use)
 
     def rebalance(self, count: int) -> bool:
-        """Checks `count` of the slots whose owner may have changed. Returns False if there are more; nothing is
-        delivered before all are checked."""
+        """Checks up to `count` of the slots whose owner may have changed. Returns False if more slots remain to be
+        checked; no entry is delivered before all of them are checked."""
         for number in self._stale[-count:]:
             slot = self._in_use.get(number)
             if slot is None:
@@ -230,8 +231,8 @@ class KeyShared:
         return self.slots.is_waiting(entry.position, entry.slots)
 
     def next_ready(self, count: int) -> Sequence[Position]:
-        """Returns waiting entries that could be assigned now, `count` at most. Each slot has a share of them, so that a
-        slot with many entries does not delay the others."""
+        """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
+        of the result, so that a slot with many entries does not delay the others."""
         if self._stale and self.slots.entries:
             self.rebalance(len(self._stale))
         return self.slots.next_ready(count, self._members)
@@ -304,7 +305,7 @@ CHUNKED_MAX = 10_000
 
 
 class Shared(LogOrderPolicy):
-    """The policy of Shared: round robin."""
+    """The policy of Shared subscriptions: the consumers get entries in turn (round robin)."""
 
     individual: ClassVar = True
     keeps_order: ClassVar = False

@@ -40,7 +40,7 @@ NOTHING = PositionSet()
 
 
 class Slot:
-    """A key slot that is in use: at least one entry is outstanding in it, or waits for its consumer."""
+    """A slot of keys that is in use: at least one of its entries is outstanding, or waits for its consumer."""
 
     __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
@@ -55,13 +55,13 @@ class Slot:
 
 
     def has_failure_before(self, position: Position) -> bool:
-        """Returns True if an earlier entry of the slot has failed, and is not done."""
+        """Returns True if an entry of this slot before `position` has failed, and is not acknowledged yet."""
         return self.failures is not None and min(self.failures) < position
 
 
 class KeySlots:
-    """The key slots that have waiting or outstanding entries. `target(number, slot)` returns the consumer that may get
-    the first waiting entry of the slot, or None if no consumer may get it yet."""
+    """The slots of keys that have waiting or outstanding entries. `target(number, slot)`: a function that returns the
+    consumer that may get the first waiting entry of the slot; None if no consumer may get it yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -86,7 +86,8 @@ class KeySlots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy_slots_of_entry(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """Records that the entry is outstanding at the consumer: it occupies its slots from now on."""
+        """Called when the entry is outstanding at the consumer: the entry occupies the slots of its keys from now
+        on."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -99,7 +100,7 @@ class KeySlots:
                     self.changed[number] = None
 
     def vacate_slots_of_entries(self, positions: Sequence[Position]) -> None:
-        """Removes entries from the slots that they occupy, because they are no longer outstanding."""
+        """Called when entries are no longer outstanding: they no longer occupy the slots of their keys."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -115,15 +116,16 @@ class KeySlots:
                         self._forget_slot(number, slot)
 
     def on_returned(self, position: Position) -> None:
-        """Called when an entry is no longer outstanding: it waits in its slots from now on."""
+        """Called when an entry is no longer outstanding, and must be delivered again: it waits in the slots of its keys
+        from now on."""
         numbers = self._held.get(position, ())
         self.vacate_slots_of_entries((position,))
         self.add_waiting(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry failed and is about to be given back: holds back the entries that follow it
-        in its slots. Returns those of them that are outstanding."""
+        """Called when an outstanding entry has failed and is about to be given back: the later entries in its slots are
+        held back. Returns those of them that are outstanding."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -134,7 +136,7 @@ class KeySlots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def on_recovered(self, position: Position) -> None:
-        """Called when an entry that failed is done: it no longer holds back the entries that follow it."""
+        """Called when a failed entry is done: the later entries in its slots are no longer held back because of it."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -146,8 +148,8 @@ class KeySlots:
 
     # ------------------------------------------------------------------ waiting entries
     def add_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
-        """Adds an entry that waits in these slots. `slots` is empty if the entry has no key, or its slots are not known
-        yet."""
+        """Adds an entry that waits for delivery in these slots. `slots` is empty if the entry has no key, or if its
+        slots are not known yet."""
         self.entries += 1
         if not slots:
             self.loose.add(position)
@@ -194,7 +196,7 @@ class KeySlots:
         return position in self.loose
 
     def discard(self, position: Position) -> None:
-        """Removes the entry if it waits. Its slots need not be known."""
+        """Removes the entry if it is one of the waiting entries. The caller need not know its slots."""
         if not self.entries:
             return
         if self.loose.discard(position):
@@ -208,7 +210,7 @@ class KeySlots:
             self._drop_unused(slots)
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None:
-        """Removes the waiting ones of `entries` (of one ledger), because they are acknowledged."""
+        """Removes those of the `entries` of one ledger that wait, because they are acknowledged."""
         if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
@@ -228,7 +230,7 @@ class KeySlots:
         self.entries -= len(gone)
 
     def discard_up_to(self, mark: Position) -> None:
-        """Removes the waiting entries up to and with `mark`: they are done."""
+        """Removes the waiting entries up to and including `mark`, because they are acknowledged."""
         if not self.entries:
             return
         gone = set(self.loose.discard_up_to(mark))
@@ -258,8 +260,8 @@ class KeySlots:
 
     # ------------------------------------------------------------------ which of them could go out
     def next_ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
-        """Returns waiting entries that could be assigned now, `count` at most. Each slot has a share of them, so that a
-        slot with many entries does not delay the others."""
+        """Returns up to `count` waiting entries that could be assigned to their consumers now. Each slot gets a share
+        of the result, so that a slot with many entries does not delay the others."""
         if not self.entries:
             return ()
         while True:
@@ -332,7 +334,7 @@ class KeySlots:
             slot.ready_for = target
 
     def clear(self) -> None:
-        """Removes all waiting and all outstanding entries from the slots."""
+        """Removes all entries, waiting and outstanding ones, from all slots."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()
@@ -349,15 +351,15 @@ class KeySlots:
         return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
 
     def draining(self) -> list[SlotInHandover]:
-        """Returns the slots whose owner has changed, and in which entries are still outstanding at the old one."""
+        """Returns the slots that have a new owner, but still have entries outstanding at the old owner."""
         return [
             SlotInHandover(number, slot.outstanding, slot.blocked)
             for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Checks that slots and entries agree, that each slot is in use, and that each slot with a ready entry is
-        listed as ready."""
+        """Checks three invariants: slots and entries agree, each slot is in use, and each slot with an entry that can
+        be delivered is in the list of ready slots."""
         assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

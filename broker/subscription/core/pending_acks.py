@@ -49,7 +49,7 @@ COUNTED_MAX = 1000
 
 
 class AckConflict(enum.Enum):
-    """The reason why a transaction may not acknowledge an entry or a message."""
+    """The reasons why a transaction may not acknowledge an entry or a message."""
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
@@ -58,15 +58,15 @@ class AckConflict(enum.Enum):
 
 
 class AckRefused(NamedTuple):
-    """A refusal of acknowledgements: the reason, and the first entry that it applies to."""
+    """The refusal of acknowledgements in a transaction: the reason, and the first entry to which it applies."""
 
     why: AckConflict
     position: Position
 
 
 class SettledAcks(NamedTuple):
-    """The acknowledgements that a transaction had pending until it ended. `shown`: the batches of which some messages
-    were neither acknowledged nor pending, so that consumers could receive those messages."""
+    """The acknowledgements that were pending in a transaction until it ended. `shown`: the batches of which consumers
+    could receive some messages meanwhile, because these were neither acknowledged nor pending."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -74,11 +74,12 @@ class SettledAcks(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | AckRefused:
-    """Returns the part of `wanted` that is not pending in the transaction yet, or the clash because of which all of it
-    is refused. Changes nothing.
+    """Returns the part of `wanted` that is not pending in the transaction yet, or the refusal because of which none of
+    it may become pending. Changes nothing.
 
     `named`: the entry that a cumulative acknowledgement names. `wanted.up_to` is the same entry; or it is the entry
-    before, and the first messages of `named` are in `wanted.parts`."""
+    before, and the first messages of `named` are in `wanted.parts`.
+    """
     pending = cursor.pending
     own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
     new = TxnAcks()
@@ -173,7 +174,7 @@ def _judge_part(
 
 
 def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefused | None:
-    """Returns the refusal if the transaction has already acknowledged a part of `wanted`, else None."""
+    """Returns a refusal if the transaction has already acknowledged a part of `wanted`; None if it has not."""
     own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
     for ledger_id, entries in wanted.entries.items():
         if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
@@ -188,7 +189,7 @@ def find_repeated_acks(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> AckRefuse
 
 
 def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """Makes the acknowledgements that `judge` returned pending in the transaction."""
+    """Makes the acknowledgements `new`, which `judge` has returned, pending in the transaction."""
     if not new:
         return
     if cursor.pending is None:
@@ -208,9 +209,9 @@ def add_pending(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
-    """Applies the end of a transaction. If it committed, its pending acknowledgements count. Otherwise they are
-    dropped, and the entries may be delivered again. Returns these acknowledgements, or None if the transaction had
-    none."""
+    """Applies the end of a transaction to the cursor. If the transaction committed, its pending acknowledgements count.
+    Otherwise they are dropped, and their entries may be delivered again. Returns the acknowledgements that were
+    pending; None if the transaction had none."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -236,8 +237,8 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None
 
 # ------------------------------------------------------------------------------------------ what an abort frees
 def first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
-    """Returns the first entry that is delivered again because the transaction was aborted. Returns None if no entry
-    is."""
+    """Returns the position of the first entry that is delivered again because the transaction with the acknowledgements
+    `acks` was aborted; None if no entry is."""
     firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
     firsts += acks.parts
     if acks.up_to != NOWHERE and (first := cursor.next_deliverable(cursor.mark)) <= acks.up_to:
@@ -246,8 +247,8 @@ def first_redelivered_entry(cursor: Cursor, acks: TxnAcks) -> Position | None:
 
 
 def entries_of_aborted_acks(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
-    """Yields the entries that became deliverable because their transaction was aborted. `tail`: of a cumulative
-    acknowledgement, only the last COUNTED_MAX entries."""
+    """Yields the entries that can be delivered again because their transaction was aborted. `tail`: of a cumulative
+    acknowledgement yields only the last COUNTED_MAX entries."""
     acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)
@@ -265,7 +266,7 @@ _NOTHING = TxnAcks()
 
 
 def find_partly_acked_batches(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
-    """Returns those of the entries that are batches with some messages acknowledged or pending."""
+    """Returns those of the entries that are batches of which some messages are acknowledged or pending."""
     found: list[Position] = []
     for ledger_id, each in entries.items():
         if not each:

@@ -23,7 +23,7 @@ TXN_BYTES = 700
 
 
 class PendingAcks:
-    """The pending acknowledgements of a cursor, by transaction and of all of them together."""
+    """The pending acknowledgements of one cursor, both by transaction and as the union of all transactions."""
 
     __slots__ = ("_bytes", "_measured", "_part_bytes", "keys_of", "of", "parts", "rows", "up_to", "whole")
 
@@ -42,7 +42,7 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ changes
     def add(self, txn: TxnId, acks: TxnAcks) -> None:
-        """Adds pending acknowledgements of a transaction. None of them may be pending in another one."""
+        """Adds pending acknowledgements to a transaction. None of them may be pending in another transaction."""
         own = self.of.get(txn)
         if own is None:
             own = self.of[txn] = TxnAcks()
@@ -96,26 +96,27 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ questions
     def is_pending(self, position: Position) -> bool:
-        """Returns True if the entry is pending as a whole."""
+        """Returns True if the whole entry is pending in a transaction."""
         if position <= self.up_to:
             return True
         entries = self.whole.get(position[0])
         return entries is not None and position[1] >= 0 and position[1] in entries
 
     def bits_at(self, position: Position) -> int:
-        """Returns the messages of a batch that are pending, as bits, if it is not pending as a whole."""
+        """Returns, as bits (bit i: message i), which messages of a batch are pending, if the whole entry is not
+        pending."""
         part = self.parts.get(position)
         return part.bits if part is not None else 0
 
     def has_pending_up_to(self, mark: Position) -> bool:
-        """Returns True if an entry up to and with `mark` is pending, as a whole or in part, or by a cumulative
-        acknowledgement."""
+        """Returns True if an entry up to and including `mark` is pending, as a whole or in part, or if a cumulative
+        acknowledgement is pending."""
         if self.up_to != NOWHERE or any(position <= mark for position in self.parts):
             return True
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
     def without_pending_entries(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Returns `entries` (of one ledger) without those that are pending, as a whole or in part."""
+        """Returns `entries` (of one ledger) without the entries that are pending, as a whole or in part."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
             end = self.up_to[1] + 1 if ledger_id == self.up_to[0] else 1 << 32
@@ -127,18 +128,20 @@ class PendingAcks:
         return free
 
     def has_pending_among(self, ledger_id: int, entries: BitMap) -> bool:
-        """Returns True if one of `entries` may be pending, as a whole or in part."""
+        """Returns True if one of `entries` of this ledger may be pending, as a whole or in part."""
         whole = self.whole.get(ledger_id)
         return (
             bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
         )
 
     def partial_batches_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
-        """Returns the batches among `entries` (of one ledger) of which some messages are pending."""
+        """Returns the positions of those of `entries` (of one ledger) that are batches of which some messages are
+        pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
     def find_transactions(self, position: Position) -> list[TxnId]:
-        """Returns the transactions that have acknowledged something of the entry, or anything cumulatively."""
+        """Returns the transactions that have acknowledged a part of the entry or all of it, and those that have
+        acknowledged anything cumulatively."""
         return [
             txn for txn, acks in self.of.items()
             if acks.up_to != NOWHERE or acks.has_entry(position) or acks.bits_at(position)
@@ -146,7 +149,8 @@ class PendingAcks:
 
     @property
     def entry_count(self) -> int:
-        """Returns the number of pending entries, whole or in part; a cumulative acknowledgement counts as one."""
+        """Returns the number of entries that are pending, as a whole or in part. A cumulative acknowledgement counts as
+        one entry."""
         return sum(len(each) for each in self.whole.values()) + len(self.parts) + (self.up_to != NOWHERE)
 
     @property
@@ -154,12 +158,12 @@ class PendingAcks:
         return self._bytes + self._part_bytes
 
     def chunk_keys(self) -> list[ChunkKey]:
-        """Returns the keys of the chunks that contain something pending, sorted."""
+        """Returns the sorted keys of the chunks in which pending acknowledgements are stored."""
         return sorted(set().union(*self.keys_of.values()))
 
     def adapt_to_log(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
         """Returns the pending acknowledgements that still apply after a restart: those whose entries are in the log and
-        are not acknowledged. Returns None if none apply."""
+        are not acknowledged. Returns None if there are none."""
         kept = {}
         for txn, acks in self.of.items():
             for ledger_id, entries in acks.entries.items():
@@ -177,7 +181,7 @@ class PendingAcks:
     def check_disjoint_from_acked(
         self, shape: LogShape, partial: Mapping[Position, PartialBatch], is_acked: Callable[[Position], bool]
     ) -> None:
-        """Checks that nothing is both acknowledged and pending."""
+        """Checks the invariant that no entry or message is both acknowledged and pending."""
         self.check()
         assert self.of, "pending acknowledgements without a transaction are kept"
         for ledger_id, entries in self.whole.items():
@@ -189,7 +193,7 @@ class PendingAcks:
         assert self.up_to == NOWHERE or self.up_to >= shape.start, "pending before the log"
 
     def check(self) -> None:
-        """Checks that each message is pending in one transaction at most, and that the union agrees with the
+        """Checks two invariants: each message is pending in one transaction at most, and the union agrees with the
         transactions."""
         whole, parts = dict[int, BitMap](), dict[Position, int]()
         for acks in self.of.values():

@@ -44,7 +44,7 @@ itself."""
 
 
 class Entry(Protocol):
-    """An entry, as the dispatcher sees it."""
+    """A stored entry, with the properties that the dispatcher and the policies need."""
 
     @property
     def position(self) -> Position: ...
@@ -57,46 +57,49 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Returns the delivery time (ms since the epoch). No consumer receives the entry before it. 0: the entry has no
+        """Returns the time (ms since the epoch) before which no consumer receives the entry. 0: the entry has no
         delivery time."""
         ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Returns the slots of the keys of the entry's messages (proto/names.py `sticky_slot`), that of the first
-        message first. For Key_Shared."""
+        """Returns the slots to which the keys of the entry's messages are hashed (proto/names.py `sticky_slot`); the
+        slot of the first message is first. For Key_Shared subscriptions."""
         ...
 
     @property
     def chunk_of(self) -> str:
-        """Returns the uuid of the message of which the entry is a chunk; empty if it is no chunk. For Shared."""
+        """Returns the uuid of the large message of which the entry is a chunk; empty if the entry is not a chunk. For
+        Shared subscriptions."""
         ...
 
     @property
     def has_more_chunks(self) -> bool:
-        """Returns True if the entry is a chunk of a message, and not its last one."""
+        """Returns True if the entry is a chunk of a large message, but not its last chunk."""
         ...
 
 
 class WaitingEntries(Protocol):
-    """The entries that wait with a policy. `entries`: how many; it is read for each entry that is handed out."""
+    """The collection of entries that wait with a policy. `entries`: the number of these entries; it is an attribute
+    because it is read for each entry that is delivered."""
 
     @property
     def entries(self) -> int: ...
 
 
 class PolicyOptions:
-    """The options of a consumer that only its subscription type knows. A policy that has options defines a subclass."""
+    """The options of a consumer that only one subscription type has. A policy with such options defines a subclass."""
 
     __slots__ = ()
 
     @property
     def keeps_order(self) -> bool:
-        """Returns True if messages are delivered in the order that the subscription type guarantees by default."""
+        """Returns True if messages are delivered to the consumer in the order that its subscription type guarantees by
+        default; False if the consumer permits delivery out of order."""
         return True
 
     def check(self) -> None:
-        """Raises InvalidRequest if no policy supports this combination of options."""
+        """Raises InvalidRequest if no subscription type supports this combination of options."""
 
 
 NO_OPTIONS = PolicyOptions()
@@ -106,7 +109,8 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """The arguments of a policy: the topic, the options of the first consumer, and the broker's settings."""
+    """The arguments with which a policy is created: the topic, the options of the first consumer, and the broker's
+    settings."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -115,7 +119,8 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
 
 
 class HiddenMessages(NamedTuple):
-    """The messages of a batch that a consumer did not get, as bits, and the number of messages of the batch."""
+    """The messages of a batch that a consumer did not get: `bits` (bit i: message i), and `size`, the number of
+    messages in the batch."""
 
     bits: int
     size: int
@@ -125,7 +130,8 @@ NONE_UNSHOWN = HiddenMessages(0, 0)
 
 
 class Member(msgspec.Struct, eq=False):
-    """A consumer of the subscription: its state in the dispatcher."""
+    """The state of one consumer in the dispatcher of its subscription: its permits, its outstanding entries and its
+    counters."""
 
     id: int
     name: str
@@ -147,19 +153,19 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def may_receive(self) -> bool:
-        """Returns True if the consumer can get an entry now. (The policies check this for each entry, so they repeat
-        its expression instead of calling it.)"""
+        """Returns True if the consumer can get an entry now: it has permits, and is neither paused nor blocked. (The
+        policies check this for each entry, so they repeat the expression instead of calling this property.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
     def add_hidden(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """Records the messages of a batch that the consumer does not get. When it acknowledges the whole entry, these
-        are left out."""
+        """Stores which messages of a batch the consumer does not get. When the consumer acknowledges the whole entry,
+        these messages are not acknowledged."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = HiddenMessages(bits, size)
 
     def outstanding_up_to(self, mark: Position) -> list[Position]:
-        """Returns the positions of the consumer's outstanding entries up to and with `mark`."""
+        """Returns the positions of the entries up to and including `mark` that are outstanding at this consumer."""
         held: list[Position] = []
         for position in self.outstanding:
             if position <= mark:
@@ -170,7 +176,7 @@ class Member(msgspec.Struct, eq=False):
 
 
 class SlotInHandover(NamedTuple):
-    """A slot whose owner has changed, and whose entries wait until nothing is outstanding at the old owner."""
+    """A slot of keys that has a new owner, but whose entries wait until no entry is outstanding at the old owner."""
 
     slot: int
     outstanding_entries: int
@@ -178,7 +184,7 @@ class SlotInHandover(NamedTuple):
 
 
 class SlotDistribution(NamedTuple):
-    """How a Key_Shared subscription distributes the slots of keys over its consumers, for statistics."""
+    """How a Key_Shared subscription distributes the slots of keys over its consumers. For statistics."""
 
     mode: str
     out_of_order: bool
@@ -188,25 +194,28 @@ class SlotDistribution(NamedTuple):
 
 
 class PolicyStatistics(NamedTuple):
-    """The part of a subscription's statistics that its policy adds."""
+    """The part of a subscription's statistics that depends on its type: the active consumer, or the distribution of
+    keys."""
 
     active: Member | None = None
     keys: SlotDistribution | None = None
 
 
 class ActiveChanged(NamedTuple):
-    """An event: `member` became the active consumer, or is no longer the active one."""
+    """An event: the consumer `member` has become the active consumer of its subscription, or is no longer the active
+    one."""
 
     member: Member
     active: bool
 
 
 class Policy(Protocol):
-    """The policy of a subscription type: decides which consumer may join, and which one gets an entry. One per
-    subscription; registered by type (subscription_types.py).
+    """The rules of a subscription type: decides which consumer may join, and which consumer gets an entry. Each
+    subscription has one; subscription_types.py registers it by type.
 
-    It stores the positions of the entries that wait: those that were given back, and those for which `pick` returned
-    None."""
+    A policy stores the positions of the entries that wait: the entries that were given back, and those for which `pick`
+    returned None.
+    """
 
     individual: ClassVar[bool]
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
@@ -219,16 +228,17 @@ class Policy(Protocol):
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def why_incompatible(self, newcomer: Member) -> str | None:
-        """Returns why the options of `newcomer` contradict those of the connected consumers; None if they agree."""
+        """Returns why the options of the consumer `newcomer` contradict the options of the connected consumers; None if
+        they agree."""
         ...
 
     def why_refused(self, newcomer: Member) -> str | None:
-        """Returns why the consumer may not join; None if it may."""
+        """Returns why the consumer `newcomer` may not join the subscription; None if it may join."""
         ...
 
     def add_member(self, member: Member) -> Member | None:
-        """Adds a consumer. Returns the consumer that was active before and is no longer, if any: the caller gives its
-        outstanding entries back."""
+        """Adds a consumer. If another consumer is no longer the active one because of that, returns that consumer, and
+        the caller gives its outstanding entries back; else returns None."""
         ...
 
     def remove_member(self, member: Member) -> None:
@@ -236,73 +246,75 @@ class Policy(Protocol):
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """Chooses the consumer for the entry and returns it; the entry then counts as outstanding at that consumer.
-        Returns None if the policy keeps the entry waiting, so that the caller may go on with the next entry. Else
-        returns the reason why no entry may be assigned now. `waited`: whether the entry was waiting with the policy."""
+        """Chooses the consumer that gets the entry, and returns it; the entry then counts as outstanding at this
+        consumer. Returns None if the policy stores the entry as waiting, so that the caller may continue with the next
+        entry. Otherwise returns the reason why no entry may be assigned now. `waited`: whether the entry was already
+        waiting with the policy."""
         ...
 
     def on_released(self, positions: Sequence[Position]) -> None:
-        """Called when entries are no longer outstanding and do not wait for redelivery: they are acknowledged, or held
-        back."""
+        """Called when entries are no longer outstanding, and do not wait for redelivery: they are acknowledged, or held
+        back for a back-off."""
         ...
 
     def on_returned(self, position: Position) -> None:
-        """Called when an entry is outstanding no more (or never was), and waits from now on."""
+        """Called when an entry is no longer outstanding (or never was), and waits for delivery from now on."""
         ...
 
     def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Called when an outstanding entry failed and is about to be given back: until `on_recovered`, no entry is
+        """Called when an outstanding entry has failed and is about to be given back. Until `on_recovered`, no entry is
         assigned that follows it in the order that the policy guarantees. Returns the outstanding entries that follow
-        it."""
+        the failed one."""
         ...
 
     def on_recovered(self, position: Position) -> None:
-        """Called when an entry that failed is done: it no longer holds back the entries that follow it."""
+        """Called when a failed entry is done: the entries that follow it are no longer held back because of it."""
         ...
 
     def is_held_back(self, position: Position) -> bool:
-        """Returns True if each entry from `position` on follows an entry that failed, and so may not be assigned."""
+        """Returns True if the entry at `position`, and every entry after it, may not be assigned, because an earlier
+        entry has failed."""
         ...
 
     def is_waiting(self, entry: Entry) -> bool: ...
     def next_ready(self, count: int) -> Sequence[Position]:
-        """Returns waiting entries that could go out now, in log order, `count` at most."""
+        """Returns up to `count` of the waiting entries that could be delivered now, in log order."""
         ...
 
     def discard(self, position: Position) -> None:
-        """Called when an entry is acknowledged, or no longer in the log: it waits no more."""
+        """Called when an entry is acknowledged, or is no longer in the log: removes it from the waiting entries."""
         ...
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def discard_up_to(self, mark: Position) -> None: ...
     def rebalance(self, count: int) -> bool:
-        """Checks `count` slots whose owner a join or a leave may have changed. Returns False if there are more; all of
-        them must be checked before the next entry is assigned."""
+        """Checks up to `count` of the slots whose owner may have changed because a consumer joined or left. Returns
+        False if more slots remain; all of them must be checked before the next entry is assigned."""
         ...
 
     def clear(self) -> None:
-        """Drops everything: nothing waits and nothing is outstanding any more."""
+        """Removes all entries from the policy: none waits and none is outstanding after that."""
         ...
 
     @property
     def candidates(self) -> Collection[Member]:
-        """Returns the members that are candidates for the next entry."""
+        """Returns the consumers of which one may get the next entry."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Returns True if no more entries may wait: nothing new is read then."""
+        """Returns True if the policy cannot store more waiting entries. Then no new entries are read."""
         ...
 
     @property
     def waiting(self) -> WaitingEntries: ...
     @property
     def unread_entries(self) -> int:
-        """Returns the number of waiting entries that must be read before their consumer is known."""
+        """Returns the number of waiting entries that must be read before it is known which consumer gets them."""
         ...
 
     def take_events(self) -> Sequence[ActiveChanged]:
-        """Returns the changes of the active consumer since the last call, of which the caller notifies consumers."""
+        """Returns the changes of the active consumer since the last call. The caller notifies the consumers of them."""
         ...
 
     def statistics(self) -> PolicyStatistics: ...
@@ -310,7 +322,7 @@ class Policy(Protocol):
 
 
 class SkipReason(enum.Enum):
-    """The reason why the policy does not get an entry that was read."""
+    """The reasons why an entry that was read is not given to the policy, and so is not delivered now."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -327,8 +339,9 @@ Filter = Callable[[Entry, bool], SkipReason | None]
 def filters_of(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
-    """Returns the filters for entries from position `first` on. `new`: the read position; entries from there on cannot
-    wait for redelivery. `delays`: None if the subscription type does not delay."""
+    """Returns the filters that can reject one of the entries from position `first` on. A filter is a function that
+    returns why an entry must not be delivered now, or None. `new`: the read position; entries from it on cannot wait
+    for redelivery. `delays`: None if the subscription type does not delay messages."""
     filters: list[Filter] = []
     if cursor.partial or first < new or first <= cursor.last_hole:
         filters.append(partial(_acknowledged, cursor, policy))
@@ -381,7 +394,8 @@ def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> SkipReason | Non
 
 
 class Chunk(NamedTuple):
-    """A chunk in the log: its position, its number, and the number of chunks of its message (`of`)."""
+    """A chunk of a large message: its position in the log, its number, and the number of chunks of its message
+    (`of`)."""
 
     position: Position
     number: int
@@ -389,8 +403,8 @@ class Chunk(NamedTuple):
 
 
 class ChunkRun(NamedTuple):
-    """A run of chunks. `chunks`: the position of each chunk, in order; `places`: those, and the entries that repeat a
-    chunk; `whole`: no chunk is missing."""
+    """A run of chunks in the log that a consumer puts together to one message. `chunks`: the position of each chunk, in
+    order; `places`: these positions, and those of entries that repeat a chunk; `whole`: whether no chunk is missing."""
 
     chunks: Sequence[Position]
     places: Sequence[Position]
@@ -398,7 +412,7 @@ class ChunkRun(NamedTuple):
 
 
 def chunk_runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
-    """Returns the runs, in order; `found` must be all entries with one uuid, in log order."""
+    """Returns the runs of chunks, in log order. `found`: all entries with the same message uuid, in log order."""
     runs: list[ChunkRun] = []
     chunks: list[Position] = []
     places: list[Position] = []
@@ -420,7 +434,7 @@ def chunk_runs_of(found: Iterable[Chunk]) -> list[ChunkRun]:
 
 
 def chunk_run_at(found: Iterable[Chunk], position: Position) -> tuple[ChunkRun, bool]:
-    """Returns the run that contains the entry at `position`, and whether that is the last run. `found` must be as for
+    """Returns the run of chunks that contains the entry at `position`, and whether it is the last run. `found`: as for
     `chunk_runs_of`."""
     runs = chunk_runs_of(found)
     at = next(number for number, run in enumerate(runs) if position in run.places)

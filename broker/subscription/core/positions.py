@@ -36,7 +36,8 @@ ENTRY_BYTES = 2
 
 
 class PositionSet:
-    """A set of positions, ascending. `entries`: how many; it is read for each entry that is handed out."""
+    """A set of positions of entries, in ascending order. `entries`: the number of positions; it is an attribute because
+    it is read for each entry that is delivered."""
 
     __slots__ = ("_few", "_maps", "entries", "size_bytes")
 
@@ -62,7 +63,7 @@ class PositionSet:
                 yield Position(ledger_id, entry_id)
 
     def add(self, position: Position) -> bool:
-        """Adds a position. Returns False if it was in the set already."""
+        """Adds a position to the set. Returns False if the set contained it already."""
         if self._maps:
             return self._add_to_map(position)
         few = self._few
@@ -99,7 +100,7 @@ class PositionSet:
         self.size_bytes = SET_BYTES + len(self._maps) * MAP_BYTES + self.entries * each
 
     def discard(self, position: Position) -> bool:
-        """Removes a position. Returns False if it was not in the set."""
+        """Removes a position from the set. Returns False if the set did not contain it."""
         if not self._maps:
             few = self._few
             if few and few[0] == position:
@@ -123,7 +124,7 @@ class PositionSet:
         return True
 
     def first(self) -> Position:
-        """Returns the earliest position. The set must not be empty."""
+        """Returns the earliest position in the set. The set must not be empty."""
         if self._few:
             return self._few[0]
         maps = self._maps
@@ -131,7 +132,7 @@ class PositionSet:
         return Position(ledger_id, maps[ledger_id].min())
 
     def earliest(self, count: int) -> list[Position]:
-        """Returns the earliest `count` positions, which stay in the set."""
+        """Returns the `count` earliest positions in the set, without removing them."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
             found += [Position(ledger_id, entry_id) for entry_id in self._maps[ledger_id][: count - len(found)]]
@@ -140,7 +141,7 @@ class PositionSet:
         return found
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Removes these entries of the ledger; returns those that were in the set."""
+        """Removes these entries of a ledger from the set. Returns those that the set contained."""
         held = self._maps.get(ledger_id)
         if held is not None:
             gone = held & entries
@@ -156,7 +157,7 @@ class PositionSet:
         return gone
 
     def discard_up_to(self, mark: Position) -> list[Position]:
-        """Removes and returns the positions up to and with `mark`."""
+        """Removes the positions up to and including `mark` from the set, and returns them."""
         end = bisect_right(self._few, mark)
         gone, self._few = self._few[:end], self._few[end:]
         for ledger_id in sorted(each for each in self._maps if each <= mark[0]):
@@ -188,7 +189,7 @@ class PositionSet:
 
 
 def select_positions(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Returns those of the positions that are in this ledger and in `entries`."""
+    """Returns those of `positions` whose ledger is `ledger_id` and whose entry id is in `entries`."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
     return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]
@@ -213,7 +214,7 @@ LIVE_BYTES_MIN = 4 << 20
 
 
 class RollReason(enum.Enum):
-    """The reason why a cursor ledger ends: the next write goes to another one."""
+    """The reasons why a cursor ledger is ended, so that the next write goes to a new ledger."""
 
     ENTRIES = "it holds as many entries as it may"
     BYTES = "it holds as many bytes as it may"
@@ -221,8 +222,8 @@ class RollReason(enum.Enum):
 
 
 class LedgerBounds(msgspec.Struct, frozen=True):
-    """The bounds of a cursor ledger: its most entries, its most bytes, and the smallest share of its bytes that must be
-    valid."""
+    """The limits at which a cursor ledger is ended: its largest number of entries, its largest size in bytes, and the
+    smallest share of its bytes that must still be valid."""
 
     entries: int
     size_bytes: int
@@ -230,7 +231,8 @@ class LedgerBounds(msgspec.Struct, frozen=True):
 
 
 class CursorWrite(NamedTuple):
-    """A write of a cursor: its entries, and the chunks that they contain."""
+    """One write of a cursor's state to its ledger: the entries to append, and the chunks of the state that they
+    contain."""
 
     entries: list[bytes]
     rows: dict[ChunkKey, ChunkPlace]  # of all valid chunks, when it is confirmed
@@ -240,7 +242,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorLog:
-    """The writes of a cursor in one cursor ledger, from the ledger's first entry on."""
+    """Plans the writes of a cursor to one cursor ledger, and tracks which chunks of the ledger are valid."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -251,8 +253,8 @@ class CursorLog:
         self._live_bytes = 0
 
     def plan_write(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """Returns the next write, whose caller must then call `on_write_confirmed` or `on_write_failed`. The first
-        write of a ledger contains the whole state. `sequence`: the number of the write."""
+        """Returns the next write. The caller must make it, and then call `on_write_confirmed` or `on_write_failed`. The
+        first write to a ledger contains the whole state. `sequence`: the number of the write."""
         valid = list(chunk_keys_of(cursor))
         wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
         cursor.changed_chunks.clear()
@@ -267,7 +269,7 @@ class CursorLog:
         return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
 
     def on_write_confirmed(self, write: CursorWrite) -> None:
-        """Called when all entries of the write are confirmed: its chunks are valid."""
+        """Called when all entries of the write are confirmed: the chunks in it are valid from now on."""
         self._rows = write.rows
         self._entries += len(write.entries)
         self._bytes += sum(map(len, write.entries))
@@ -275,11 +277,11 @@ class CursorLog:
 
     @staticmethod
     def on_write_failed(write: CursorWrite, cursor: Cursor) -> None:
-        """Called when the write was not stored and never will be: its chunks are part of the next write."""
+        """Called when it is certain that the write will never be stored: its chunks become part of the next write."""
         cursor.changed_chunks.update(write.chunks)
 
     def why_roll(self, bounds: LedgerBounds) -> RollReason | None:
-        """Returns why the cursor ledger has to end; None if the next write may be appended to it."""
+        """Returns why the next write must go to a new cursor ledger; None if it may be appended to the present one."""
         if self._entries >= bounds.entries:
             return RollReason.ENTRIES
         if self._bytes >= max(bounds.size_bytes, 2 * self._live_bytes):
@@ -290,7 +292,7 @@ class CursorLog:
 
 
 def chunk_keys_of(cursor: Cursor) -> Iterator[ChunkKey]:
-    """Yields the keys of all chunks of the cursor's state. The mark is in none of them."""
+    """Yields the keys of all chunks in which the state of a cursor is stored. The mark is not part of a chunk."""
     for ledger_id, holes in sorted(cursor.acked.items()):
         yield from keys_of_holes(ledger_id, holes)
     for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):

@@ -46,7 +46,8 @@ SUFFIX = "-DLQ"
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
-    """The rules for entries that were given back: when they are delivered again, and when they become dead letters."""
+    """The policy for entries that consumers have given back: how long each waits before it is delivered again, and when
+    it is moved to the dead-letter topic."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -56,27 +57,27 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return self.max_redeliver_count > 0
 
     def is_dead_letter(self, times: int) -> bool:
-        """Returns True if an entry that was given back `times` times is a dead letter: it was delivered as often as it
-        may be."""
+        """Returns True if an entry that was given back `times` times must go to the dead-letter topic, because it was
+        delivered as often as allowed."""
         return times > self.max_redeliver_count
 
     def backoff_ms(self, times: int) -> int:
-        """Returns the back-off (ms) of an entry that was given back `times` times; the last step of the ladder
-        repeats."""
+        """Returns how long (in ms) an entry waits for its next delivery after it was given back `times` times. The last
+        step of the policy's list of back-offs is repeated."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def for_subscription(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
-        """Returns the policy in force for the subscription. On a topic that is itself a dead-letter topic, it makes no
-        dead letters: they would circulate for ever."""
+        """Returns the policy that is in force for the subscription. On a topic that is itself a dead-letter topic, this
+        policy moves no entries: otherwise they would circulate for ever."""
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
         return NO_LETTERS if its_own or self.dead_letter_topic(topic, subscription).base == topic.base else self
 
     def dead_letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
-        """Returns the dead-letter topic of the subscription."""
+        """Returns the name of the topic to which the dead letters of the subscription are published."""
         return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
 
 
@@ -84,8 +85,9 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def letter_policy_of(applied: AppliedPolicies, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Returns the dead-letter policy of a subscription. Each value is that of the subscription's properties, else of
-    the topic, the namespace, or the broker. A property that does not parse counts as not set."""
+    """Returns the dead-letter policy of a subscription. Each value is taken from the subscription's properties; if it
+    is not set there, from the topic, the namespace, or the broker. A property that cannot be parsed counts as not
+    set."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := parse_number(own_count)) is not None:
@@ -101,7 +103,8 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
-    """The entries of a subscription that wait for the end of a back-off, or to be moved to the dead letters."""
+    """The entries of a subscription that are not delivered now, because they wait for the end of a back-off, or to be
+    published to the dead-letter topic."""
 
     __slots__ = ("_due", "until")
 
@@ -121,10 +124,12 @@ class BackoffQueue:
     def restore(
         self, counts: Mapping[Position, RedeliveryCount], policy: DeadLetterPolicy, now_ms: int
     ) -> list[Position]:
-        """Fills the queue from stored counts after a restart. Returns the entries that are dead letters.
+        """Fills the queue after a restart from stored redelivery counts. Returns the entries that must be published to
+        the dead-letter topic.
 
-        `until_ms` of a count is by the clock of another broker, which may be hours ahead: no entry waits longer than
-        the back-off of `policy` from `now_ms` on."""
+        `until_ms` of a count was set by the clock of another broker, which may be hours ahead: no entry waits longer
+        than the back-off of `policy`, counted from `now_ms`.
+        """
         dead = []
         for position, count in counts.items():
             if policy and policy.is_dead_letter(count.redeliveries):
@@ -135,8 +140,8 @@ class BackoffQueue:
         return dead
 
     def add(self, position: Position, until_ms: int | None) -> None:
-        """Holds the entry back until `until_ms` (ms since the epoch). None: holds it back until it was published to the
-        dead letter topic."""
+        """Holds the entry back until `until_ms` (ms since the epoch). If `until_ms` is None, holds it back until it is
+        published to the dead-letter topic."""
         self.drop(position)
         self.until[position] = until_ms
         if until_ms is not None:
@@ -145,7 +150,7 @@ class BackoffQueue:
             self._due.add((until_ms, position))
 
     def drop(self, position: Position) -> None:
-        """Removes the entry, if it is held back."""
+        """Removes the entry from the queue, if the queue contains it."""
         until_ms = self.until.pop(position, None)
         if until_ms is not None:
             self._due.discard((until_ms, position))
@@ -155,7 +160,7 @@ class BackoffQueue:
             self.drop(position)
 
     def take_due(self, now_ms: int) -> list[Position]:
-        """Removes and returns the entries whose back-off is over."""
+        """Removes and returns the entries whose back-off has ended at `now_ms`."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]
@@ -164,14 +169,15 @@ class BackoffQueue:
         return found
 
     def drop_timed(self) -> None:
-        """Removes the entries that wait for the end of a back-off; dead letters stay."""
+        """Removes the entries that wait for the end of a back-off. Entries that wait for the dead-letter topic stay."""
         for _, position in self._due:
             del self.until[position]
         self._due.clear()
 
     @property
     def next_due_ms(self) -> int | None:
-        """Returns when the next back-off ends (ms since the epoch); None if no entry waits for that."""
+        """Returns the time (ms since the epoch) at which the next back-off ends; None if no entry waits for a
+        back-off."""
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
@@ -184,8 +190,8 @@ class BackoffQueue:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raises InvalidRequest if the properties are larger than PROPERTIES_BYTES_MAX, or the dead-letter policy in them
-    does not parse."""
+    """Raises InvalidRequest if the properties of a subscription are larger than PROPERTIES_BYTES_MAX, or if the
+    dead-letter policy in them is invalid."""
     size = sum(len(key) + len(value) for key, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
@@ -224,7 +230,8 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 
 
 class LetterOrigin(NamedTuple):
-    """The origin of a dead letter: topic, subscription, entry, and the entry's redelivery count with its maximum."""
+    """Where a dead letter comes from: topic, subscription and entry, the entry's redelivery count, and the largest
+    allowed count."""
 
     topic: TopicName
     subscription: str
@@ -234,20 +241,20 @@ class LetterOrigin(NamedTuple):
 
     @property
     def producer_name(self) -> str:
-        """Returns the producer name of the dead letter: a different one for each source entry."""
+        """Returns the producer name with which the dead letter is published; it is different for each source entry."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
     @property
     def reason(self) -> str:
-        """Returns a text for users: why the entry is a dead letter."""
+        """Returns a text that tells users why the entry is a dead letter."""
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
 def dead_letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Returns the dead letters of an entry, as client-parts, in order: one for each message whose batch index is not in
-    `done` (the acknowledged ones). If the entry's messages cannot be told apart (encrypted, damaged, a chunk), returns
-    one dead letter."""
+    """Returns the dead letters that are made from an entry, as client-parts, in order: one for each of its messages
+    whose batch index is not in `done` (the acknowledged messages). If the messages cannot be separated (the entry is
+    encrypted, damaged, or a chunk), returns one dead letter."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]
@@ -271,8 +278,8 @@ def dead_letters_of(source: LetterOrigin, entry: Buffer, done: frozenset[int], n
 
 
 def chunk_dead_letter(source: LetterOrigin, entry: Buffer, now_ms: int) -> bytes:
-    """Returns the client-part of the dead letter for one chunk. `source.position` must be that of the message's last
-    chunk. Raises CorruptEntry if the entry is damaged."""
+    """Returns the dead letter for one chunk of a large message, as a client-part. `source.position` must be the
+    position of the message's last chunk. Raises CorruptEntry if the entry is damaged."""
     body = split_broker_part(entry)[2]
     header = parse_header(body)
     return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")

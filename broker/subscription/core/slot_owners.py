@@ -28,8 +28,8 @@ RANGES_MAX = 1000
 
 
 class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
-    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same, except for
-    the ranges."""
+    """The options of a consumer of a Key_Shared subscription. All connected consumers must have the same options,
+    except for the ranges of slots."""
 
     sticky: bool = False  # the consumers request their ranges
     out_of_order: bool = False  # allow_out_of_order_delivery
@@ -48,23 +48,24 @@ DEFAULTS = KeySharedOptions()
 
 
 def key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
+    """Returns the options of a consumer for Key_Shared, from its options for any type."""
     return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
 
 
 class SlotOwners(Protocol):
-    """Assigns each slot to a consumer, which owns it."""
+    """Assigns each slot of keys to the consumer that owns it. Each mode of Key_Shared has an implementation."""
 
     def why_refused(self, newcomer: Member) -> str | None: ...
     def join(self, member: Member) -> None: ...
     def leave(self, member: Member) -> None: ...
     def owner(self, slot: int) -> Member | None: ...
     def ranges(self) -> list[tuple[int, int, Member]]:
-        """Returns (first slot, last slot, owner) of each range, in order."""
+        """Returns the ranges of slots in order, each as (first slot, last slot, the consumer that owns the range)."""
         ...
 
 
 class HashRing:
-    """Owners of slots for AUTO_SPLIT, by consistent hashing."""
+    """Assigns slots to consumers in the mode AUTO_SPLIT by consistent hashing."""
 
     def __init__(self) -> None:
         self._points: list[int] = []
@@ -125,7 +126,7 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class SplitRanges:
-    """Owners of slots for AUTO_SPLIT, by halving the largest range."""
+    """Assigns slots to consumers in the mode AUTO_SPLIT: each new consumer gets the lower half of the largest range."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
@@ -164,7 +165,7 @@ class SplitRanges:
 
 
 class StickyRanges:
-    """Owners of slots by the ranges that the consumers request."""
+    """Assigns slots to consumers in the mode STICKY: each consumer gets the ranges that it requests."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []

@@ -17,7 +17,7 @@ from .policy import Policy
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):
-    """A registered subscription type."""
+    """A registered subscription type, such as Shared: its name, its number and its policy."""
 
     number: int
     name: str
@@ -25,7 +25,7 @@ class SubscriptionType(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Returns the type as users write it: "Key_Shared"."""
+        """Returns the name of the type as users write it: "Key_Shared"."""
         return subscription_types.title(self.name)
 
 
@@ -43,7 +43,7 @@ TYPES: dict[int, SubscriptionType] = {
 
 
 def type_of(number: int) -> SubscriptionType:
-    """Returns the subscription type with that number. Raises InvalidRequest if there is none."""
+    """Returns the subscription type that has this number in the protocol. Raises InvalidRequest if there is none."""
     try:
         return TYPES[number]
     except KeyError:

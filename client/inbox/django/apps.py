@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class InboxConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """The Django app of the inbox."""
+    """The configuration of the inbox as a Django app."""
 
     name = __package__
     label = "magnetar_inbox"

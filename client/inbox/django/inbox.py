@@ -18,16 +18,17 @@ _clock = SystemClock()
 
 
 class DjangoInbox:
-    """The inbox of an application that uses Django. `using`: the alias of the database; by default the one that
-    Django's routers choose."""
+    """The inbox of an application that uses Django: records which messages were processed, so that a message that is
+    delivered twice is processed once. `using`: the alias of the database; by default the one that Django's routers
+    choose."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
 
     def first_time(self, subscription: str, key: str) -> bool:
-        """Returns whether `subscription` has not processed the message `key` before, and records it as processed if
-        this transaction commits. Raises TransactionManagementError outside of `atomic()`: the row would be committed
-        before the work."""
+        """Returns True if `subscription` has not processed the message `key` before, and then records the message as
+        processed; the record counts if the current database transaction commits. Raises TransactionManagementError
+        outside of `atomic()`: the row would be committed before the work."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

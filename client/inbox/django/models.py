@@ -6,14 +6,14 @@ from django.db import models
 
 
 class InboxRow(models.Model):  # type: ignore[misc]  # Django has no types
-    """A message that a subscription has processed."""
+    """The database row of one message that a subscription has processed."""
 
     subscription = models.CharField(max_length=255)
     key = models.CharField(max_length=255)
     done = models.BigIntegerField()
 
     class Meta:
-        """The table's name, constraint and index."""
+        """Django's options of the model: the table's name, its constraint and its index."""
 
         db_table = "magnetar_inbox"
         constraints = [  # noqa: RUF012 - Django's form

@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class OutboxConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """The Django app of the outbox."""
+    """The configuration of the outbox as a Django app."""
 
     name = __package__
     label = "magnetar_outbox"

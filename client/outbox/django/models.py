@@ -9,7 +9,7 @@ from django.db import models
 
 
 class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
-    """A message that waits for a relay."""
+    """The database row of one message that waits until a relay sends it."""
 
     topic = models.CharField(max_length=600)
     key = models.TextField(null=True)
@@ -32,7 +32,7 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
     key_form = models.SmallIntegerField(null=True)
 
     class Meta:
-        """The table's name and indexes."""
+        """Django's options of the model: the table's name and its indexes."""
 
         db_table = "magnetar_outbox"
         indexes = [  # noqa: RUF012 - Django's form
@@ -43,7 +43,7 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
 
 
 class OutboxShard(models.Model):  # type: ignore[misc]
-    """The record of a shard: its holder, epoch and next sequence id."""
+    """The database row of one shard of the outbox: the relay that holds it, its epoch and its next sequence id."""
 
     shard = models.SmallIntegerField(primary_key=True)
     shards = models.SmallIntegerField()
@@ -54,20 +54,20 @@ class OutboxShard(models.Model):  # type: ignore[misc]
     atomic = models.SmallIntegerField(null=True)
 
     class Meta:
-        """The table's name."""
+        """Django's options of the model: the table's name."""
 
         db_table = "magnetar_outbox_shards"
 
 
 class OutboxPosition(models.Model):  # type: ignore[misc]
-    """The highest sequence id that a destination has stored."""
+    """The database row of one destination: the highest sequence id that the destination has stored."""
 
     shard = models.SmallIntegerField()
     destination = models.CharField(max_length=640)
     seq = models.BigIntegerField()
 
     class Meta:
-        """The table's name and constraint."""
+        """Django's options of the model: the table's name and its constraint."""
 
         db_table = "magnetar_outbox_positions"
         constraints = [  # noqa: RUF012 - Django's form

@@ -36,8 +36,9 @@ class _CommitCallback:
 
 
 class DjangoOutbox:
-    """The outbox of an application that uses Django. `using`: the alias of the database; by default the one that
-    Django's routers choose."""
+    """The outbox of an application that uses Django: writes messages as rows in the application's own database
+    transaction, and relays send them later. `using`: the alias of the database; by default the database that Django's
+    routers choose."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -45,7 +46,7 @@ class DjangoOutbox:
         self._tables: SQLAlchemyOutbox | None = None
 
     def tables(self) -> SQLAlchemyOutbox:
-        """Returns the tables as a SQLAlchemyOutbox, which the relay needs."""
+        """Returns the tables of the outbox as a SQLAlchemyOutbox, which the relay needs."""
         from sqlalchemy import MetaData
 
         from ..tables import SQLAlchemyOutbox
@@ -58,9 +59,9 @@ class DjangoOutbox:
         self, topic: str, value: object, *, key: str | None = None, properties: Mapping[str, str] | None = None,
         event_time: int | None = None, deliver_at: int | None = None, schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """Writes a message, like SQLAlchemyOutbox.send, in the transaction of this thread. Raises
-        TransactionManagementError outside of `atomic()`: the row would be committed without the change that it reports.
-        """
+        """Writes a message as a row, like SQLAlchemyOutbox.send, in the current database transaction of this thread.
+        Raises TransactionManagementError outside of `atomic()`: the row would be committed without the change that it
+        reports."""
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)
@@ -85,6 +86,6 @@ class DjangoOutbox:
         return written
 
     def wake(self) -> None:
-        """Makes the relays of this process search for rows at once."""
+        """Makes the relays that run in this process search for rows at once instead of after their pause."""
         for relay in list(self.relays):
             relay.wake()

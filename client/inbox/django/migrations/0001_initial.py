@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
-    """Creates the inbox's table."""
+    """The Django migration that creates the inbox's table."""
 
     initial = True
     dependencies: list[Any] = []  # noqa: RUF012 - Django's form

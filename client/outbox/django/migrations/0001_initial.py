@@ -12,7 +12,7 @@ def _id() -> tuple[str, Any]:
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
-    """Creates the outbox's tables."""
+    """The Django migration that creates the outbox's tables."""
 
     initial = True
     dependencies: list[Any] = []  # noqa: RUF012 - Django's form

@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
-    """Adds the column of units."""
+    """The Django migration that adds the column for units."""
 
     dependencies = [("magnetar_outbox", "0001_initial")]  # noqa: RUF012 - Django's form
     operations = [  # noqa: RUF012

@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
-    """Adds the columns of schemas and of the form of keys."""
+    """The Django migration that adds the columns for schemas and for the form of keys."""
 
     dependencies = [("magnetar_outbox", "0002_units")]  # noqa: RUF012 - Django's form
     operations = [  # noqa: RUF012
