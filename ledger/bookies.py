@@ -277,7 +277,7 @@ class Bookies:
 
     def record_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Records that the bookie sent bytes that are not the requested entry. For a while, reads ask this bookie last;
-        the damage is also reported in the metadata (damage.py)."""
+        the damage is also reported in the metadata (`DamageReports`)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.record_trouble(bookie, TroubleKind.DAMAGED)
         self.damage.add(ledger, bookie, entry)

@@ -392,7 +392,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
     """A closed ledger that contains the delivery times of delayed entries of a subscription
-    (broker/subscription/delays_format.py)."""
+    (broker/subscription/delays.py)."""
 
     ledger_id: int
     entries: int

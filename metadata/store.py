@@ -436,7 +436,7 @@ async def allocate_ids(store: MetadataStore, count: int, path: str = paths.LEDGE
 
 async def ensure_id_counter(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
     """Creates the counter of ledger ids if it does not exist. Once the counter exists, a bookie begins no ledger that
-    has no record in the metadata (bookie/newcomers.py)."""
+    has no record in the metadata (bookie/service.py)."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 

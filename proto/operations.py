@@ -7,7 +7,7 @@ needs. What follows from it:
 
 | face | how |
 |---|---|
-| gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/operations.py |
+| gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/translation.py |
 | permission | broker/access/table_core.py `RULES`, asked at the border (broker/grpc/checked.py) |
 | REST | each of `routes` (broker/rest/transactions_routes.py), or a function in broker/rest/ |
 | the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
@@ -18,189 +18,22 @@ A new operation is a row, and the function that does it: the method of `AdminSer
 with its name in snake case. A message that wire.proto has not is a change there. What is special on a face (a stream,
 progress, Pulsar's odd JSON) is a function there. Guard: tests/broker/test_new_operation.py makes a new one.
 This module imports no message and no value: the command line and an idle server load neither.
-
-Plain values to messages of proto/wire.proto and back, by the names of their fields.
-
-    request_of(wire.TopicSpec, {"topic": "t", "partitions": 4})     an argument that no field is named for is its `name`
-    reply_of(wire.Names, ["a", "b"])                                a value that is no message is the first field
-    value_of(tuple[str, ...], reply)                                … and back
-
-Guards: tests/client/admin/test_grpc_transport.py compares each answer with its message, field by field;
-tests/broker/grpc/test_stats.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from operator import attrgetter
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
-
-from google.protobuf.message import Message
-
-from . import wire_pb2 as wire
-from .errors import InvalidRequest
-from .names import Position
-from .schema import SchemaInfo, SchemaType, decode_version
-from .states import TxnId
-from .statistics import NamespaceInfo
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from . import statistics as values
     from .states import TxnState
 
-
-M = TypeVar("M", bound=Message)
-
-_PLAIN = frozenset((bool, bytes, float, int, str))
-"""Types of values that a message has as they are."""
-
-
-# ------------------------------------------------------------------------------------ to messages
-def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
-    """Returns a request message of class `kind` with these arguments. Raises InvalidRequest, with the `name` of the
-    operation, if a value does not fit its field."""
-    known = kind.DESCRIPTOR.fields_by_name
-    given: dict[str, object] = {}
-    for argument, value in arguments.items():
-        if argument == "auto_topic_creation":
-            argument, value = "auto_topic_creation_off", not value
-        given[argument if argument in known else "name"] = _plain(value)
-    try:
-        return kind(**given)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name or kind.DESCRIPTOR.name}: {error}") from error
-
-
-def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
-    """Returns a reply message of class `kind` with a handler's result `value`. `field`: the field that gets the result,
-    if the reply has several fields."""
-    if isinstance(value, Message):
-        return value
-    if value is None:
-        return kind()
-    if is_dataclass(value) and not field:
-        plain = _plain(value)
-        return plain if isinstance(plain, Message) else kind(**plain)
-    given: Any = {field or kind.DESCRIPTOR.fields[0].name: _plain(value)}
-    return kind(**given)
-
-
-def _plain(value: Any) -> Any:
-    """Converts a value to what the constructor of a message accepts."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, SchemaInfo):
-        return wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
-    if hasattr(value, "to_wire"):
-        return value.to_wire()
-    if isinstance(value, Position | TxnId):
-        return value._asdict()
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, Mapping) and all(isinstance(each, tuple | list) for each in value.values()):
-        return {key: wire.Names(names=each) for key, each in value.items()}  # a message's own fields are not all lists
-    if isinstance(value, NamespaceInfo):
-        off = not value.auto_topic_creation
-        plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
-        return {**plain, "auto_topic_creation_off": off}
-    if is_dataclass(value):
-        return {
-            name: each if type(each := getattr(value, name)) in _PLAIN else _plain(each)
-            for name, _, _ in _shape_of(cast(type, type(value)))
-        }
-    return value
-
-
-# ------------------------------------------------------------------------------------ from messages
-def value_of_reply(
-    kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None
-) -> Any:
-    """Converts a reply message to a value of type `kind` and returns it. `made`: functions that make the caller's own
-    types from their messages."""
-    if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
-        return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
-    return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
-
-
-def _value(kind: Any, found: Any) -> Any:
-    """Converts `found`, a message or a field of one, to type `kind`."""
-    if kind in _PLAIN and type(found) is kind:
-        return found
-    make = _MAKERS.get((kind, type(found)))
-    if make is not None:
-        return make(found)
-    if get_origin(kind) is UnionType:
-        kind = get_args(kind)[0]
-    if kind in (None, NoneType):
-        return None
-    if get_origin(kind) is tuple:
-        return tuple(_value(get_args(kind)[0], each) for each in found)
-    if get_origin(kind) is dict:
-        return dict(found)
-    if get_origin(kind) is Mapping and found.GetEntryClass().DESCRIPTOR.fields_by_name["value"].message_type:
-        return {name: tuple(each.names) for name, each in found.items()}
-    if kind is TxnId:
-        return TxnId(found.most, found.least)
-    if kind is Position:
-        return Position(found.ledger_id, found.entry_id)
-    if kind is NamespaceInfo:
-        creation = not found.auto_topic_creation_off, found.default_partitions, found.is_creation_set
-        return NamespaceInfo(found.name, found.bundles, *creation)
-    if kind is SchemaInfo:
-        return SchemaInfo(
-            type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
-        )
-    if kind is int and isinstance(found, bytes):
-        return decode_version(found)
-    if is_dataclass(kind):
-        make = _MAKERS[kind, type(found)] = _make_maker(kind, found)
-        return make(found)
-    return kind(found) if issubclass(kind, Enum) else found
-
-
-_MAKERS: dict[tuple[Any, type], Callable[[Any], Any]] = {}
-"""By dataclass and class of message: what makes one of the other."""
-
-
-def _make_maker(kind: Any, found: Any) -> Callable[[Any], Any]:
-    """Returns the function that makes a dataclass of such messages. Most fields are taken as they are, all at once: a
-    list of thousands of topics has a hundred fields of each. A field of a message has one type in all of them."""
-    shape = _shape_of(kind)
-    read = attrgetter(*(name for name, _, _ in shape), "DESCRIPTOR")  # of one name it would make no tuple
-    others = [
-        (at, name, hint, optional) for at, (name, hint, optional) in enumerate(shape)
-        if hint not in _PLAIN or type(getattr(found, name)) is not hint
-    ]  # fmt: skip
-
-    def make(found: Any) -> Any:
-        values = list(read(found)[:-1])
-        for at, name, hint, optional in others:
-            values[at] = None if optional and not found.HasField(name) else _value(hint, values[at])
-        return kind(*values)
-
-    return make
-
-
-@cache
-def _shape_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """Returns (name, type, whether its message may be absent) of each field of a dataclass, in their order."""
-    return tuple((name, hint, _is_optional(hint)) for name, hint in field_types(kind))
-
-
-def _is_optional(hint: Any) -> bool:
-    kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
-    return kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
-
-
-@cache
-def field_types(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Returns (name, type) of each field of a dataclass."""
-    hints = get_type_hints(kind)
-    return tuple((each.name, hints[each.name]) for each in fields(kind))
+# ----------------------------------------------------------------------------------------------------- operation
+# What a row of the table of operations says (proto/operations.py).
+#
+# Annotations are not postponed here: a named tuple would compile each of them again, at the start of every command.
 
 
 # ----------------------------------------------------------------------------------------------------- operation

@@ -1,26 +1,16 @@
 """What administration answers, once: statistics and settings as frozen values, for brokers, protocols and clients.
 
-A value is the message of proto/wire.proto with the fields of the same names (proto/operations.py). Units are in the
+A value is the message of proto/wire.proto with the fields of the same names (proto/translation.py). Units are in the
 names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time of day), `_s`.
 Counters run since the owner loaded the topic. Closed sets: proto/states.py.
 Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/grpc/test_stats.py.
-
-Statistics as JSON, under the names that Pulsar's tools read (pulsar-client-go `data.go`): each name is here once.
-
-    pick(CONSUMER, found, "consumerName availablePermits")       {"consumerName": "c", "availablePermits": 1000}
-
-REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) say which of them they show, in which
-order. Transactions and half messages have forms of our own, which REST answers; the command line shows them in_seconds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from operator import attrgetter
-from typing import Any
 
 from .names import Position
 from .schema import Compatibility, SchemaInfo
@@ -743,122 +733,3 @@ class TransactionHere:
     holds: bool  # the last stable position is before that entry, so that readers wait for it …
     waiting: int  # … and do not get so many messages: its own, and all that follow
     subscriptions: tuple[PendingOfTransaction, ...]
-
-
-Table = Mapping[str, Callable[[Any], Any]]
-
-
-def _table(names: Mapping[str, str | Callable[[Any], Any]]) -> Table:
-    return {name: attrgetter(of) if isinstance(of, str) else of for name, of in names.items()}
-
-
-def pick(table: Table, found: object, names: str) -> dict[str, Any]:
-    """Returns the fields `names` (a text with spaces) of a statistics object as a dictionary, in this order. `table`
-    has the function that converts each field."""
-    return {name: table[name](found) for name in names.split()}
-
-
-TOPIC = _table({
-    "msgRateIn": "rate_in", "msgRateOut": "rate_out", "msgThroughputIn": "throughput_in",
-    "msgThroughputOut": "throughput_out", "msgInCounter": "messages_in", "bytesInCounter": "bytes_in",
-    "msgOutCounter": "messages_out", "bytesOutCounter": "bytes_out", "storageSize": "storage_bytes",
-    "msgDropCounter": "dropped", "publishRateLimitedTimes": "publish_throttled", "expiredEntries": "expired_entries",
-    "evictedEntries": "evicted_entries", "topicCreationTimeStamp": "created_ms", "ownerBroker": "owner",
-    "lastPublishTimeStamp": "published_ms", "lastPublishTimestamp": "published_ms",
-    "averageMsgSize": lambda found: found.bytes_in / found.messages_in if found.messages_in else 0.0,
-})  # fmt: skip
-PRODUCER = _table({
-    "producerName": "name", "address": "address", "msgInCounter": "messages", "bytesInCounter": "bytes",
-    "lastSequenceId": "last_sequence_id",
-    "averageMsgSize": lambda found: found.bytes / found.messages if found.messages else 0.0,
-})  # fmt: skip
-CONSUMER = _table({
-    "consumerName": "name", "address": "address", "availablePermits": "permits", "unackedMessages": "unacked",
-    "msgOutCounter": "delivered_messages", "bytesOutCounter": "delivered_bytes",
-    "messagesRedelivered": "redelivered_messages", "blockedConsumerOnUnackedMsgs": "blocked",
-    "priorityLevel": "priority_level",
-    "keyHashRanges": lambda found: [f"[{each.first}, {each.last}]" for each in found.slots],
-    "keyHashRangeArrays": lambda found: [[each.first, each.last] for each in found.slots],
-})  # fmt: skip
-OF_PRODUCER = "producerName address msgInCounter bytesInCounter lastSequenceId"
-DRAINING = _table({"hash": "slot", "unackMsgs": "unacked_entries", "blockedAttempts": "blocked_attempts"})
-SUBSCRIPTION = _table({
-    "backlogSize": "backlog_bytes", "earliestMsgPublishTimeInBacklog": "oldest_ms",
-    "dispatchRateLimitedTimes": "dispatch_throttled", "type": "type", "durable": "durable", "isDurable": "durable",
-    "msgBacklog": "backlog", "msgBacklogNoDelayed": lambda found: max(0, found.backlog - found.delayed),
-    "msgDelayed": "delayed", "delayedMessageIndexBuckets": "delayed_buckets",
-    "delayedMessageIndexSizeInBytes": "delayed_memory_bytes", "pendingTransactions": "pending_transactions",
-    "pendingEntries": "pending_entries", "unackedMessages": "unacked",
-    "nonContiguousDeletedMessagesRanges": "acked_ranges",
-    "consumers": lambda found: [pick(CONSUMER, each, OF_CONSUMER) for each in found.consumers],
-    "markDeletePositions": lambda found: [str(found.mark_delete)], "blocked": "blocked",
-    "activeConsumerName": "active_consumer", "blockedSubscriptionOnUnackedMsgs": "blocked_on_unacked",
-    "msgInReplay": "replay_entries", "keySharedMode": "key_shared_mode",
-    "allowOutOfOrderDelivery": "allow_out_of_order_delivery",
-    "drainingHashesCount": lambda found: len(found.draining), "drainingHashesClearedTotal": "drained_total",
-    "drainingHashesUnackedMessages": lambda found: sum(each.unacked_entries for each in found.draining),
-    "drainingHashes": lambda found: [pick(DRAINING, each, " ".join(DRAINING)) for each in found.draining],
-})  # fmt: skip
-OF_CONSUMER: str = " ".join(name for name in CONSUMER if name != "keyHashRanges")
-LEDGER = _table({
-    "ledgerId": "ledger_id", "state": "state", "entries": "entries", "size": "bytes", "firstIndex": "first_index",
-    "bookies": lambda found: list(found.bookies), "stays": "stays",
-})  # fmt: skip
-LOG = _table({
-    "state": "state", "lastConfirmedEntry": lambda found: str(found.last_confirmed),
-    "pendingAddEntriesCount": "pending_adds", "cacheBytes": "cache_bytes", "replication": "replication",
-    "wantedReplication": "wanted_replication", "degraded": "degraded",
-    "ledgers": lambda found: [pick(LEDGER, each, " ".join(LEDGER)) for each in found.ledgers],
-})  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------ transactions, half messages
-def optional(place: object, none: str | None = None) -> str | None:
-    return str(place) if place is not None else none
-
-
-def transaction_form(found: TransactionStats) -> dict[str, Any]:
-    """Returns the statistics of a transaction in their JSON form."""
-    return {
-        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
-        "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
-        "topics": list(found.topics), "reason": found.reason,
-    }  # fmt: skip
-
-
-def topic_transaction_form(found: TransactionHere, none: str | None = None) -> dict[str, Any]:
-    """Returns the JSON form of the part of a transaction at one topic, and of the acknowledgements there that wait for
-    the transaction's end. `none`: the text for a missing position."""
-    subscriptions = found.subscriptions
-    pending = {each.name: {"entries": each.entries, "upTo": optional(each.up_to, none)} for each in subscriptions}
-    return {
-        "entries": found.entries, "bytes": found.bytes, "first": optional(found.first, none),
-        "holds": found.holds, "waiting": found.waiting, "pending": pending,
-    }
-
-
-def half_form(found: HalfStats) -> dict[str, Any]:
-    """Returns the statistics of a half message in their JSON form."""
-    return {
-        "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
-        "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
-        "bytes": found.bytes, "topics": list(found.topics), "reason": found.reason,
-    }  # fmt: skip
-
-
-def coordinator_form(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the statistics of transaction coordinator `number` in their JSON form."""
-    return {
-        "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
-        "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
-    }
-
-
-def table_row(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON object `form` as one row of a table that the command line prints: with times in seconds, lists
-    as text, and names as the command line writes them."""
-    return {
-        re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name).replace("_ms", "_s"): round(value / 1000, 1)
-        if name.endswith("Ms") else ", ".join(value) if isinstance(value, list) else value
-        for name, value in form.items()
-    }  # fmt: skip

@@ -159,7 +159,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """The options of a sink that writes each message exactly once (spark_connector/delivery.py)."""
+    """The options of a sink that writes each message exactly once (spark_connector/sink.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own

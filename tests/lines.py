@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ADMINISTRATION = (
-    "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/operations.py",
-    "proto/policies.py", "proto/statistics.py", "client/admin",
+    "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
+    "proto/policies.py", "proto/pulsar_json.py", "client/admin",
     "broker/access/table_core.py",
     "broker/rest", "broker/grpc/admin.py", "broker/session/administration.py",
     "broker/session/summaries.py", "cli/admin", "cli/run/metrics.py",

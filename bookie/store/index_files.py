@@ -663,7 +663,7 @@ class LedgerKeys:
 
     def require_keys_before_ledgers(self) -> None:
         """Makes the store require, from now on, that the key of an unknown ledger is introduced
-        (`record_key_of_metadata`) before the ledger begins here (bookie/newcomers.py)."""
+        (`record_key_of_metadata`) before the ledger begins here (bookie/service.py)."""
         self._introduced = LruCache(INTRODUCED_MAX)
 
     def record_key_of_metadata(self, ledger: int, key: bytes) -> None:

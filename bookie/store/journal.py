@@ -76,7 +76,7 @@ from .replay import JournalPosition, Segment, Segments
 # -------------------------------------------------------------------------------------------------------- arenas
 # Memory for blocks that bypass the page cache: aligned, as the disk needs it, and used again in turn.
 #
-# At most `count` blocks are on their way (`DEPTH` of journal/journal.py), so the next arena in turn is free.
+# At most `count` blocks are on their way (`DEPTH`), so the next arena in turn is free.
 # Guarded by tests/bookie/store/journal/test_journal.py.
 
 

@@ -40,7 +40,7 @@ Spares are filled with zeros that are really written, so that a sync of a block 
 ready, the current journal grows. A journal before the mark is recycled, or removed when there are enough spares.
 
 Blocks are written *direct* (O_DIRECT | O_DSYNC: one system call, no page cache) where the file system allows it, else
-with a write and an `fdatasync`. The write of the first file's header shows which. See journal/journal.py for the
+with a write and an `fdatasync`. The write of the first file's header shows which. See journal.py for the
 figures.
 """
 

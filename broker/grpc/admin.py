@@ -1,6 +1,6 @@
 """The Admin service of proto/wire.proto: a method for each operation, which returns a plain value; decides nothing.
 
-What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/operations.py); REST uses
+What a method returns becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST uses
 the value as it is. A new operation is a method here, and its row in proto/operations.py.
 
 Tenants, namespaces and lists of topics come from the metadata and any broker answers. Requests about a loaded topic
@@ -22,10 +22,11 @@ from ...proto import statistics as values
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_role
-from ...proto.operations import Permission, reply_of
+from ...proto.operations import Permission
 from ...proto.policies import decode, encode
 from ...proto.schema import encode_version
 from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
+from ...proto.translation import reply_of
 from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager

@@ -125,7 +125,7 @@ class CheckedService:
 
 def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
     async def call(request: Any, context: CallContext) -> Message:
-        from ...proto.operations import reply_of  # with the service, which a start does not load
+        from ...proto.translation import reply_of  # with the service, which a start does not load
 
         return reply_of(reply, await handler(request, context), operation.of_reply)
 

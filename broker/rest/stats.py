@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...proto import statistics as values
+from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick
 from ...proto.states import AccessMode, TxnState, title
-from ...proto.statistics import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick
 from ...runtime.clock import Clock
 from ..subscription.consumer import ActivityTimes, Consumer
 from ..subscription.core.policy import AT_THE_END

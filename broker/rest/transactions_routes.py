@@ -1,7 +1,7 @@
 """Routes of transactions: Pulsar's admin REST v3, and those for what `magnetar transactions` does.
 
 Half messages are at the end: Pulsar has none; their paths follow the style of its v3.
-The JSON forms are in broker/rest/stats.py and proto/statistics.py.
+The JSON forms are in broker/rest/stats.py and proto/pulsar_json.py.
 
 Coordinators at other brokers are asked there, and so are the participants of a transaction. A request about one topic
 is redirected to its owner, by 307.
@@ -31,17 +31,9 @@ from ...proto.operations import (
     PermissionPlace,
     PermissionRule,
 )
+from ...proto.pulsar_json import coordinator_form, half_form, topic_transaction_form, transaction_form
 from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
-from ...proto.statistics import (
-    CoordinatorTransactions,
-    SubscriptionStats,
-    TransactionHere,
-    TransactionStats,
-    coordinator_form,
-    half_form,
-    topic_transaction_form,
-    transaction_form,
-)
+from ...proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
 from ..grpc.checked import handler_name
 from ..subscription.core.cursor import Cursor
 from . import stats as forms

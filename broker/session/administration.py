@@ -22,9 +22,10 @@ from ...metadata.records import LostRange as LostRecord
 from ...proto import operations as op
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import MessageId, NamespaceName, Position, TopicName
-from ...proto.operations import Operation, answer_of, request_of, value_of_reply
+from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import BrokerInfo, LostOfSubscription, LostRange, SkippedLost, Unloaded
+from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Endpoint, World, rpc
 from ..cluster.bundles_core import bundle_name_of_topic
 from ..cluster.ownership import cancel_drain, request_drain

@@ -137,7 +137,7 @@ class Subscription:
     @property
     def reads_compacted(self) -> bool:
         """Returns True if the consumers read the compacted form of the topic, with only the last message of each key
-        (broker/log/compacted_view.py)."""
+        (broker/log/compaction.py)."""
         return self.log.is_compacted
 
     @property

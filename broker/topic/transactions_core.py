@@ -204,7 +204,7 @@ class OpenTxnStats(NamedTuple):
 
 class Transactions:
     """Decides which entries of one topic's transactions consumers receive. It is the `TxnOutcomes` of the
-    CommittedShape of the topic (broker/log/committed_shape_core.py)."""
+    CommittedShape of the topic (broker/log/log_shape_core.py)."""
 
     __slots__ = (
         "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from ...proto.statistics import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick
+from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick
 
 if TYPE_CHECKING:
     from ...client import admin as values
@@ -36,7 +36,7 @@ _OF_SUBSCRIPTION = (
     "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
     "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes"
 )
-"""Names of proto/statistics.py, in the order of the JSON."""
+"""Names of proto/pulsar_json.py, in the order of the JSON."""
 _CAUGHT_UP = "everything was delivered"
 
 

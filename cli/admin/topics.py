@@ -172,7 +172,7 @@ def stats_internal(session: Session, topic: str) -> None:
 
     Example: magnetar topics stats-internal orders
     """
-    from ...proto.statistics import LOG, pick
+    from ...proto.pulsar_json import LOG, pick
     from .stats import LEDGER_COLUMNS
 
     admin = session.admin

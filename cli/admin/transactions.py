@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
-from ...proto.statistics import coordinator_form, half_form, table_row, topic_transaction_form, transaction_form
+from ...proto.pulsar_json import coordinator_form, half_form, table_row, topic_transaction_form, transaction_form
 from ..common.lazy import LazyCommand, LazyGroup
 from ..common.session import Session, session_command
 

@@ -32,26 +32,30 @@ class Admin(ClosedAfterWith):
         """Closes the connections."""
 
     def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts an open or prepared transaction of any role. Returns the state of the transaction; one that has
-        ended stays as it was.
+        """Aborts an open or prepared transaction, also one that another role began. Returns the state of the
+        transaction; a transaction that has ended stays as it was.
         """
 
     def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
-        """Acknowledges every message of the partition before `index`, durably. `incarnation`: from an answer of
-        `offsets`.
+        """Acknowledges for the subscription `name`, durably, every message of the partition `topic` whose index is less
+        than `index`. `incarnation`: of the topic, from an answer of `offsets`.
         """
 
     def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Returns the half messages of every coordinator, ordered by its number; at most `limit` of each."""
+        """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
+        `limit` of each coordinator.
+        """
 
     def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-        """Returns the transactions of every coordinator, ordered by its number; at most `limit` of each."""
+        """Returns the transactions of every coordinator that have not ended yet, ordered by the coordinator's number;
+        at most `limit` of each coordinator.
+        """
 
     def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
         """Counts the backlog of one partition message by message."""
 
     def backlog_size(self, topic: str, position: MessageId) -> int:
-        """Returns the approximate number of bytes stored after the message."""
+        """Returns the approximate number of bytes that are stored in a topic after the message at `position`."""
 
     def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
@@ -60,21 +64,22 @@ class Admin(ClosedAfterWith):
         """Returns the sums of all brokers, and their largest topics. `here`: of the broker that is asked alone."""
 
     def brokers(self) -> list[values.BrokerInfo]:
-        """Returns the registered brokers, each with its numbers of loaded topics and owned bundles; None if the broker
-        did not answer within 5 s.
+        """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
+        bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5
+        s.
         """
 
     def change_setting(self, *, name: str = "", value: str = "") -> None:
         """Changes a setting of all brokers while they run. InvalidRequest: it cannot change, or not to this value."""
 
     def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
-        """Acknowledges everything for `subscription`, or for every subscription. Returns the number of topics and
-        partitions.
+        """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none
+        is given. Returns the number of topics and partitions that were cleared.
         """
 
     def commit_half(self, half: TxnId | str) -> None:
         """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
-        it was rolled back already; or the error with which publishing failed.
+        the half message was rolled back already; or the error with which publishing failed.
         """
 
     def compact(self, topic: str) -> None:
@@ -91,7 +96,7 @@ class Admin(ClosedAfterWith):
         auto_topic_creation: bool = True,
         default_partitions: int = 0,
     ) -> None:
-        """Creates a namespace. The parameters are those of NamespaceInfo."""
+        """Creates a namespace. The parameters have the meanings of the fields of NamespaceInfo."""
 
     def create_subscription(
         self,
@@ -100,7 +105,9 @@ class Admin(ClosedAfterWith):
         position: MessageId | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a subscription; `position` (default: latest) is the first message that it delivers."""
+        """Creates a subscription. `position`: the first message that the subscription delivers; by default the latest
+        position, after the last message.
+        """
 
     def create_tenant(
         self,
@@ -109,8 +116,8 @@ class Admin(ClosedAfterWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it may have namespaces only in
-        those clusters. Raises InvalidName.
+        """Creates a tenant. The roles `admin_roles` may administer the tenant; if `allowed_clusters` is not empty, the
+        tenant may have namespaces only in those clusters. Raises InvalidName.
         """
 
     def create_topic(self, topic: str, *, partitions: int = 0) -> None:
@@ -120,8 +127,9 @@ class Admin(ClosedAfterWith):
         """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
 
     def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
-        """Deletes the schemas of a topic. Returns the newest version that was deleted; None: there were none. Their
-        messages can still be decoded, unless `force` deletes the definitions, too.
+        """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
+        Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are
+        deleted, too.
         """
 
     def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
@@ -152,54 +160,63 @@ class Admin(ClosedAfterWith):
         """Returns who is connected to the broker that is asked, until when, and whom it denied something."""
 
     def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Removes a topic from the participants of a transaction, which then no longer waits until that topic stores
-        its outcome. For a topic that cannot store the outcome any more. Raises NotFound.
+        """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
+        stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound.
         """
 
     def drain_broker(self, name: str) -> None:
-        """Lets a broker give what it owns to the other brokers of its group, and get nothing, until `undrain_broker`,
-        also after a restart. It begins within some seconds; `brokers()` shows what is left. Raises NotFound.
+        """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
+        `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how
+        many bundles are left. Raises NotFound if there is no such broker.
         """
 
     def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
-        """Acknowledges messages older than `older_than` seconds, or everything up to a message, for the subscription,
-        or for all if `name` is empty. Returns the number of entries.
+        """Acknowledges for the subscription `name` (empty: for all subscriptions) every message that is older than
+        `older_than` seconds; or, if `older_than` is a message id, every message up to it. Returns the number of entries
+        that were acknowledged.
         """
 
     def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """Returns the orphaned ledgers. With `remove` they are fenced and deleted now, as brokers do every hour. With
-        `unexplained` also those whose owner has no record, which no broker deletes by itself.
+        """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are
+        fenced and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no
+        record are returned too; no broker deletes these by itself.
         """
 
     def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """Grants `role` these actions ("produce", "consume", …) at the namespace; they replace its earlier ones. Raises
-        InvalidRequest.
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at a namespace; these actions replace
+        those that the role had there. Raises InvalidRequest.
         """
 
     def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
-        """Restricts subscriptions of that name in the namespace to `roles`, which also need `consume`."""
+        """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
+        it, and they need the permission `consume`, too.
+        """
 
     def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """Grants `role` its actions like grant_namespace_permission, for one topic and its partitions."""
+        """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
+        these actions replace those that the role had there.
+        """
 
     def half(self, half: TxnId | str) -> values.HalfStats:
-        """Returns a half message. Raises NotFound if it is decided, or never existed."""
+        """Returns the record of one undecided half message. Raises NotFound if the half message is decided, or never
+        existed.
+        """
 
     def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
-        """Returns the undecided half messages of one coordinator, the oldest first; `group`: only those of that group.
-        Raises NotFound if there is no such coordinator.
+        """Returns the half messages of one coordinator that are neither committed nor rolled back, the oldest first, at
+        most `limit`. `group`: only half messages of that group. Raises NotFound if there is no such coordinator.
         """
 
     def last_message_id(self, topic: str) -> MessageId:
-        """Returns the id of the last message; -1:-1 when there is none."""
+        """Returns the id of the last message of a topic; the id -1:-1 if the topic has no message."""
 
     def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
-        """Returns the id of the first message published at or after that time; if there is none, the position of the
-        next one.
+        """Returns the id of the first message that was published at `publish_time_ms` or later; if there is none, the
+        position that the next published message will have.
         """
 
     def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-        """Returns the messages of an entry. Raises NotFound if there is no such entry."""
+        """Returns the messages of one stored entry. Raises NotFound if the topic has no such entry."""
 
     def namespace(self, name: str) -> values.NamespaceInfo:
         """Returns the settings of a namespace. Raises NamespaceNotFound."""
@@ -210,12 +227,12 @@ class Admin(ClosedAfterWith):
         """
 
     def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
-        """Returns the policies that are set for the namespace; with `applied` every policy, with what is inherited from
-        the broker.
+        """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the
+        values that are inherited from the broker.
         """
 
     def namespace_properties(self, name: str) -> dict[str, str]:
-        """Returns the properties of a namespace; none are inherited."""
+        """Returns the properties that are set for a namespace. A namespace inherits no properties."""
 
     def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
         """Returns the statistics of each partition and each topic without partitions, sorted by name; without
@@ -224,11 +241,11 @@ class Admin(ClosedAfterWith):
         """
 
     def namespaces(self, tenant: str) -> list[str]:
-        """Returns the namespaces of a tenant as tenant/namespace, sorted."""
+        """Returns the names of a tenant's namespaces, each as TENANT/NAMESPACE, sorted."""
 
     def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
-        """Returns the n-th message, counted from 1, from the oldest stored message or from the newest. Raises NotFound
-        if there are fewer.
+        """Returns the n-th message of a topic, counted from 1: from the oldest stored message, or from the newest if
+        `from_latest` is true. Raises NotFound if the topic has fewer messages.
         """
 
     def offsets(
@@ -247,52 +264,67 @@ class Admin(ClosedAfterWith):
         """
 
     def owner(self, topic: str) -> str:
-        """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+        """Returns HOST:PORT of the broker that owns and serves the topic. `topic`: a partition, or a topic without
+        partitions.
+        """
 
     def park_half(self, half: TxnId | str) -> None:
-        """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound,
-        TransactionEnded.
+        """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound
+        if there is no such half message, TransactionEnded if it is decided.
         """
 
     def partitions(self, topic: str) -> int:
-        """Returns the number of partitions; 0: not partitioned, or itself a partition. Raises TopicNotFound; creates
-        nothing.
+        """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition.
+        Raises TopicNotFound. Creates nothing.
         """
 
     def parts(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; for a topic without partitions, or a partition, its own name."""
+        """Returns the full names of a topic's partitions. For a topic without partitions, or for a single partition,
+        returns only its own name.
+        """
 
     def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-        """Returns the next messages of a subscription, at most `messages`, without moving the subscription."""
+        """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where
+        it is.
+        """
 
     def put_schema(self, topic: str, schema: SchemaInfo) -> int:
-        """Registers a schema; returns its version, or the version of an equal one. Raises IncompatibleSchema,
+        """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema
+        already, registers nothing and returns the version of the equal schema. Raises IncompatibleSchema,
         InvalidSchema.
         """
 
     def remove_namespace_policies(self, name: str, *fields: str) -> None:
-        """Removes these fields from the policies of a namespace: they are inherited again."""
+        """Removes the named fields from the policies of a namespace: the namespace then inherits these policies from
+        the broker again.
+        """
 
     def remove_namespace_properties(self, name: str, *keys: str) -> None:
-        """Removes properties of a namespace; without `keys` all of them. A missing key is ignored."""
+        """Removes the properties `keys` of a namespace; removes all of its properties if no key is given. A key that
+        the namespace lacks is ignored.
+        """
 
     def remove_setting(self, *, name: str = "") -> None:
         """Removes what `change_setting` changed: each broker has its own value again. InvalidRequest."""
 
     def remove_topic_policies(self, topic: str, *fields: str) -> None:
-        """Removes fields from the policies of a topic, like remove_namespace_policies."""
+        """Removes the named fields from the policies of a topic: the topic then inherits these policies from its
+        namespace again.
+        """
 
     def remove_topic_properties(self, topic: str, *keys: str) -> None:
-        """Removes properties of a topic, like remove_namespace_properties."""
+        """Removes the properties `keys` of a topic; removes all of its properties if no key is given. A key that the
+        topic lacks is ignored.
+        """
 
     def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """Moves a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: delivery
-        begins after the message.
+        """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If
+        `exclusive` is true, delivery begins after that message, not at it.
         """
 
     def revive_half(self, half: TxnId | str) -> None:
-        """Revives a parked half message: its group is asked about it again at once, and its counted answers are reset.
-        Raises NotFound, TransactionEnded.
+        """Revives a parked half message: its group is asked about it again at once, and the count of the group's
+        answers starts again at 0. Raises NotFound, TransactionEnded.
         """
 
     def revoke_namespace_permission(self, name: str, role: str) -> None:
@@ -301,29 +333,37 @@ class Admin(ClosedAfterWith):
         """
 
     def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
-        """Removes `role` from the roles of a restricted subscription. Without any, every role with `consume` may use it
-        again.
+        """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with
+        the permission `consume` may use the subscription again.
         """
 
     def revoke_topic_permission(self, topic: str, role: str) -> None:
-        """Revokes all permissions of `role` at the topic itself."""
+        """Revokes all permissions that the role `role` has at the topic itself. Permissions at the namespace of the
+        topic stay.
+        """
 
     def rollback_half(self, half: TxnId | str) -> None:
-        """Drops a half message, also a parked one. Raises NotFound; TransactionEnded if it was committed already."""
+        """Drops a half message, also a parked one, without publishing it. Raises NotFound; TransactionEnded if the half
+        message was committed already.
+        """
 
     def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
-        """Returns the newest schema of a topic; with `version` that version, even if it is deleted. Raises
-        SchemaNotFound.
+        """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
+        deleted. Raises SchemaNotFound.
         """
 
     def schema_version(self, topic: str, schema: SchemaInfo) -> int:
-        """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
+        """Returns the version under which a schema equal to `schema` is registered for the topic. Raises SchemaNotFound
+        if there is none.
+        """
 
     def schemas(self, topic: str) -> list[values.TopicSchema]:
         """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
 
     def set_namespace_policies(self, name: str, policies: Policies) -> None:
-        """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
+        """Sets policies of a namespace: each field of `policies` that is not None replaces the present value; the other
+        policies stay as they are.
+        """
 
     def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
         """Sets properties of a namespace; its other properties stay. Raises InvalidRequest if they are too many or
@@ -331,28 +371,33 @@ class Admin(ClosedAfterWith):
         """
 
     def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
-        """Sets the prefix mode. If it is on, a subscription of the namespace must be named like its role, or begin with
-        the role and `-`.
+        """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription
+        must be the role of its consumer, or begin with the role and `-`.
         """
 
     def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
-        """Replaces all properties of a subscription."""
+        """Replaces all properties of a subscription by `properties`."""
 
     def set_topic_policies(self, topic: str, policies: Policies) -> None:
-        """Sets policies of a topic, like set_namespace_policies."""
+        """Sets policies of a topic: each field of `policies` that is not None replaces the present value; the other
+        policies stay as they are.
+        """
 
     def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """Sets properties of a topic, like set_namespace_properties."""
+        """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many
+        or too long (proto/policies.py).
+        """
 
     def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
-        """Skips entries of one partition that every replica certainly lost, for all its readers: in all ledgers, or in
-        `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer may have them, unless
-        `force`. What is skipped stays skipped, even if such a replica comes back.
+        """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in
+        all ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not
+        answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
+        back.
         """
 
     def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
-        """Acknowledges the next `messages` messages without delivering them; -1: all. With an empty `name` for every
-        subscription.
+        """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
+        empty `name`: for every subscription.
         """
 
     def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
@@ -368,10 +413,14 @@ class Admin(ClosedAfterWith):
         """Returns the names of the tenants, sorted."""
 
     def terminate_topic(self, topic: str) -> MessageId:
-        """Terminates a topic: it can be read and not written. Returns the id of its last message."""
+        """Terminates a topic: its messages can be read, and no new ones can be published. Returns the id of its last
+        message.
+        """
 
     def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
-        """Returns whether the schema could be registered, and by which rule. Raises InvalidSchema."""
+        """Tests a schema against those of a topic without registering it. Returns the reason why it would be refused
+        (empty: it could be registered), and the compatibility rule that was applied. Raises InvalidSchema.
+        """
 
     def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""
@@ -389,38 +438,44 @@ class Admin(ClosedAfterWith):
         """Returns a page of the loaded topics of all brokers. `sort`: a field of its rows, or name."""
 
     def topic_permissions(self, topic: str) -> values.Permissions:
-        """Returns the permissions that were granted for this topic, with all its partitions. Those of its namespace
-        are not included.
+        """Returns the permissions that were granted for this topic with all its partitions. Permissions of its
+        namespace are not included.
         """
 
     def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
-        """Returns the policies that are set for a topic; with `applied` every policy, with what the topic inherits
-        from its namespace, then from the broker.
+        """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values
+        that the topic inherits from its namespace, then from the broker.
         """
 
     def topic_properties(self, topic: str) -> dict[str, str]:
-        """Returns the properties of a topic; a partition has those of its topic. None are inherited."""
+        """Returns the properties of a topic; for a partition, those of its partitioned topic. Properties of the
+        namespace are not included.
+        """
 
     def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Returns the statistics of one partition. With `precise` backlogs are counted by message, not by entry."""
+        """Returns the statistics of one partition. If `precise` is true, backlogs are counted in messages, else in
+        entries.
+        """
 
     def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Returns the full names of the topics, sorted; with `partitions` single partitions instead of partitioned
-        topics.
+        """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single
+        partitions instead of partitioned topics.
 
         Non-persistent topics are included if they have partitions or are in use.
         """
 
     def transaction(self, txn: TxnId | str) -> values.TransactionStats:
-        """Returns a transaction. Raises NotFound if the coordinator never issued this id."""
+        """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued
+        this id.
+        """
 
     def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
-        """Returns the part of a transaction at one partition, or at a topic without partitions, and what waits there
-        for the transaction's end.
+        """Returns the part of a transaction at one topic (a partition, or a topic without partitions), and the
+        operations that wait at this topic for the transaction's end.
         """
 
     def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-        """Returns the transactions of one coordinator that are not completed, the oldest first; at most `limit`.
+        """Returns the transactions of one coordinator that have not ended yet, the oldest first; at most `limit`.
         Raises NotFound if there is no such coordinator.
         """
 
@@ -431,18 +486,22 @@ class Admin(ClosedAfterWith):
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
 
     def undrain_broker(self, name: str) -> None:
-        """Lets a broker get bundles again. Nothing comes back by itself. Raises NotFound."""
+        """Ends the draining of a broker: the broker may own bundles again. Bundles that it gave away do not return by
+        themselves. Raises NotFound if there is no such broker.
+        """
 
     def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
-        """Unloads all bundles of a namespace, or the one named, from their brokers; the next lookups find new owners.
-
+        """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of
+        their topics find new owners.
         """
 
     def unload_topic(self, topic: str) -> None:
         """Unloads a topic: its owner closes it, and the next use opens it again."""
 
     def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
-        """Deletes `subscription` from every topic that has it. Returns the number of topics and partitions."""
+        """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of
+        topics and partitions.
+        """
 
     def update_namespace(
         self,
@@ -464,10 +523,10 @@ class Admin(ClosedAfterWith):
         admin_roles: Sequence[str] = (),
         allowed_clusters: Sequence[str] = (),
     ) -> None:
-        """Replaces both settings of a tenant; a parameter that is left out becomes empty."""
+        """Replaces the admin roles and the allowed clusters of a tenant; a parameter that is left out becomes empty."""
 
     def update_topic(self, topic: str, *, partitions: int) -> None:
-        """Increases the number of partitions of a topic."""
+        """Increases the number of partitions of a partitioned topic to `partitions`."""
 
     def why_kept(self, topic: str) -> values.WhyKept:
         """Returns what keeps each ledger of one partition: a subscription, retention, a transaction, compaction."""

@@ -4,7 +4,7 @@
 owner. All other operations go to any broker of the service URL. When none of these could ever be reached the first
 round fails at once, with what to do; later a failure that may pass is tried again until the time is over.
 
-**How arguments become messages.** By name (proto/operations.py), and so do messages become answers. Guard:
+**How arguments become messages.** By name (proto/translation.py), and so do messages become answers. Guard:
 tests/client/admin/test_grpc_transport.py compares every operation with its messages.
 
 Arguments of AdminClient's methods are what their annotations say, or nothing is sent.
@@ -43,15 +43,8 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_as_stored, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
-from ...proto.operations import (
-    ANSWERS,
-    AnsweringBroker,
-    Operation,
-    PermissionPlace,
-    answer_of,
-    request_of,
-    value_of_reply,
-)
+from ...proto.operations import ANSWERS, AnsweringBroker, Operation, PermissionPlace, answer_of
+from ...proto.translation import request_of, value_of_reply
 from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..common.checks import INT64_MAX, TEXT, shorten_value, to_plain_text
 from ..connect.authentication import make_caller_access
@@ -77,8 +70,8 @@ class StoredMessage:
 
 
 def decode_stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py `decode_as_stored`);
-    acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
+    """Decodes stored entries, as a broker sends them, and returns their messages (proto/entry.py
+    `decode_as_stored`); acknowledged messages are left out. Raises CorruptEntry if an entry is damaged."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
@@ -225,16 +218,16 @@ class Transport(Protocol):
     """The interface through which AdminClient sends its operations to the cluster. A transport belongs to one event
     loop.
 
-    AdminClient passes the arguments of an operation by keyword, as plain values: text, numbers, MessageId, sequences,
-    mappings.
+    AdminClient passes the arguments of an operation by keyword, as plain values: text, numbers, MessageId,
+    sequences, mappings.
     """
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        """Sends one operation to a broker and returns the broker's answer. `at`: HOST:PORT of the broker to ask; empty:
-        any broker that can answer.
+        """Sends one operation to a broker and returns the broker's answer. `at`: HOST:PORT of the broker to ask;
+        empty: any broker that can answer.
 
-        Raises the MagnetarError with which the broker answered; Unavailable, ConnectionLost or TimedOut if no broker
-        answered within the transport's time-out.
+        Raises the MagnetarError with which the broker answered; Unavailable, ConnectionLost or TimedOut if no
+        broker answered within the transport's time-out.
         """
         ...
 
@@ -244,8 +237,8 @@ class Transport(Protocol):
 
 
 class OperationCaller:
-    """Base class of AdminClient: sends operations through a transport. `_timeout_s` bounds each operation with all its
-    attempts, in seconds."""
+    """Base class of AdminClient: sends operations through a transport. `_timeout_s` bounds each operation with all
+    its attempts, in seconds."""
 
     _transport: Transport
     _timeout_s: float
@@ -291,8 +284,8 @@ class _ArgumentUnfit(Exception):
 
 
 def with_argument_checks(kind: C) -> C:
-    """Decorates a class so that its public asynchronous methods check the types and values of their arguments. Returns
-    the class."""
+    """Decorates a class so that its public asynchronous methods check the types and values of their arguments.
+    Returns the class."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
@@ -452,8 +445,8 @@ Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
 def make_method(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
-    """Makes the method of AdminClient that calls one administrative operation. `row`: the operation's row in the table
-    of operations."""
+    """Makes the method of AdminClient that calls one administrative operation. `row`: the operation's row in the
+    table of operations."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 

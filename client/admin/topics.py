@@ -31,8 +31,8 @@ from .grpc_transport import OperationCaller, StoredMessage, full_namespace, full
 
 
 async def topics(self: OperationCaller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-    """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single partitions
-    instead of partitioned topics.
+    """Returns the full names of a namespace's topics, sorted; if `partitions` is true, the names of single
+    partitions instead of partitioned topics.
 
     Non-persistent topics are included if they have partitions or are in use.
     """
@@ -53,8 +53,8 @@ async def delete_topic(self: OperationCaller, topic: str, *, force: bool = False
 
 
 async def partitions(self: OperationCaller, topic: str) -> int:
-    """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition. Raises
-    TopicNotFound. Creates nothing."""
+    """Returns the number of partitions of a topic; 0: the topic is not partitioned, or is itself a partition.
+    Raises TopicNotFound. Creates nothing."""
     name = TopicName.parse(topic)
     return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
@@ -137,9 +137,10 @@ async def _pages(
 async def skip_lost(
     self: OperationCaller, topic: str, *, ledger_id: int | None = None, force: bool = False
 ) -> values.SkippedLost:
-    """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in all
-    ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not answer
-    may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes back."""
+    """Skips the entries of one partition that every replica certainly lost, for all readers of the partition: in
+    all ledgers, or only in the ledger `ledger_id`. Unloads the topic. Raises NotAllowed if a replica that does not
+    answer may have the entries, unless `force` is true. Skipped entries stay skipped, even if such a replica comes
+    back."""
     ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
     return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
 
@@ -188,22 +189,23 @@ async def nth_message(self: OperationCaller, topic: str, number: int, *, from_la
 
 # ------------------------------------------------------------------------------------ schemas
 async def schema(self: OperationCaller, topic: str, version: int | None = None) -> values.TopicSchema:
-    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is deleted.
-    Raises SchemaNotFound."""
+    """Returns the newest schema of a topic; if `version` is given, the schema with that version, even if it is
+    deleted. Raises SchemaNotFound."""
     if version is not None and version < 0:
         raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
     return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=encode_version(version))
 
 
 async def put_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
-    """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema already,
-    registers nothing and returns the version of the equal schema. Raises IncompatibleSchema, InvalidSchema."""
+    """Registers a schema for a topic and returns the version of the schema; if the topic has an equal schema
+    already, registers nothing and returns the version of the equal schema. Raises IncompatibleSchema,
+    InvalidSchema."""
     return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
 async def schema_version(self: OperationCaller, topic: str, schema: SchemaInfo) -> int:
-    """Returns the version under which a schema equal to `schema` is registered for the topic. Raises SchemaNotFound if
-    there is none."""
+    """Returns the version under which a schema equal to `schema` is registered for the topic. Raises SchemaNotFound
+    if there is none."""
     return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
 
 
@@ -215,8 +217,8 @@ async def test_schema(self: OperationCaller, topic: str, schema: SchemaInfo) -> 
 
 async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = False) -> int | None:
     """Deletes the schemas of a topic. Returns the newest version that was deleted; None: the topic had no schema.
-    Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are deleted,
-    too."""
+    Messages written with these schemas can still be decoded, unless `force` is true: then the definitions are
+    deleted, too."""
     return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
 
 
@@ -225,14 +227,14 @@ async def delete_schemas(self: OperationCaller, topic: str, *, force: bool = Fal
 
 
 async def transactions(self: OperationCaller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-    """Returns the transactions of one coordinator that have not ended yet, the oldest first; at most `limit`. Raises
-    NotFound if there is no such coordinator."""
+    """Returns the transactions of one coordinator that have not ended yet, the oldest first; at most `limit`.
+    Raises NotFound if there is no such coordinator."""
     return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
 
 async def all_transactions(self: OperationCaller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-    """Returns the transactions of every coordinator that have not ended yet, ordered by the coordinator's number; at
-    most `limit` of each coordinator."""
+    """Returns the transactions of every coordinator that have not ended yet, ordered by the coordinator's number;
+    at most `limit` of each coordinator."""
     found: list[values.CoordinatorTransactions] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -241,8 +243,8 @@ async def all_transactions(self: OperationCaller, limit: int = 1000) -> list[val
 
 
 async def transaction(self: OperationCaller, txn: TxnId | str) -> values.TransactionStats:
-    """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued this
-    id."""
+    """Returns the state and the participants of one transaction. Raises NotFound if the coordinator never issued
+    this id."""
     found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -250,20 +252,20 @@ async def transaction(self: OperationCaller, txn: TxnId | str) -> values.Transac
 
 
 async def transaction_at(self: OperationCaller, txn: TxnId | str, topic: str) -> values.TransactionHere:
-    """Returns the part of a transaction at one topic (a partition, or a topic without partitions), and the operations
-    that wait at this topic for the transaction's end."""
+    """Returns the part of a transaction at one topic (a partition, or a topic without partitions), and the
+    operations that wait at this topic for the transaction's end."""
     return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
 
 async def abort_transaction(self: OperationCaller, txn: TxnId | str) -> TxnState:
-    """Aborts an open or prepared transaction, also one that another role began. Returns the state of the transaction; a
-    transaction that has ended stays as it was."""
+    """Aborts an open or prepared transaction, also one that another role began. Returns the state of the
+    transaction; a transaction that has ended stays as it was."""
     return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
 
 async def detach_transaction(self: OperationCaller, txn: TxnId | str, topic: str) -> None:
-    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic stores
-    its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
+    """Removes a topic from the participants of a transaction: the transaction no longer waits until this topic
+    stores its outcome. For a topic that cannot store the outcome any more. Raises NotFound."""
     await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
 
@@ -277,8 +279,8 @@ async def halves(
 
 
 async def all_halves(self: OperationCaller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most `limit` of
-    each coordinator."""
+    """Returns the undecided half messages of every coordinator, ordered by the coordinator's number; at most
+    `limit` of each coordinator."""
     found: list[values.CoordinatorHalves] = []
     with contextlib.suppress(NotFound):
         while len(found) < COORDINATORS_MAX:
@@ -296,8 +298,8 @@ async def half(self: OperationCaller, half: TxnId | str) -> values.HalfStats:
 
 
 async def commit_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if the
-    half message was rolled back already; or the error with which publishing failed."""
+    """Publishes a half message, also a parked one, without asking its group. Raises NotFound; TransactionEnded if
+    the half message was rolled back already; or the error with which publishing failed."""
     await _change_half(self, half, values.HalfDecision.COMMIT)
 
 
@@ -308,14 +310,14 @@ async def rollback_half(self: OperationCaller, half: TxnId | str) -> None:
 
 
 async def park_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound if
-    there is no such half message, TransactionEnded if it is decided."""
+    """Parks a half message: its group is not asked about it any more, and an operator must decide. Raises NotFound
+    if there is no such half message, TransactionEnded if it is decided."""
     await _change_half(self, half, values.HalfDecision.PARK)
 
 
 async def revive_half(self: OperationCaller, half: TxnId | str) -> None:
-    """Revives a parked half message: its group is asked about it again at once, and the count of the group's answers
-    starts again at 0. Raises NotFound, TransactionEnded."""
+    """Revives a parked half message: its group is asked about it again at once, and the count of the group's
+    answers starts again at 0. Raises NotFound, TransactionEnded."""
     await _change_half(self, half, values.HalfDecision.REVIVE)
 
 
@@ -358,8 +360,8 @@ async def set_subscription_properties(
 async def reset_subscription(
     self: OperationCaller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
 ) -> None:
-    """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If `exclusive`
-    is true, delivery begins after that message, not at it."""
+    """Moves a subscription to the position `to`: a message id, or a publish time in ms since the epoch. If
+    `exclusive` is true, delivery begins after that message, not at it."""
     place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
     await self._call(op.RESET_SUBSCRIPTION, **subscription_arguments(topic, name), **place)
 
@@ -383,8 +385,8 @@ async def expire_messages(self: OperationCaller, topic: str, name: str, older_th
 
 
 async def skip_messages(self: OperationCaller, topic: str, name: str, messages: int = -1) -> None:
-    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An empty
-    `name`: for every subscription."""
+    """Acknowledges the next `messages` messages of a subscription without delivering them; -1: all messages. An
+    empty `name`: for every subscription."""
     await self._call(
         op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
         messages=messages,
@@ -392,8 +394,8 @@ async def skip_messages(self: OperationCaller, topic: str, name: str, messages: 
 
 
 async def peek_messages(self: OperationCaller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-    """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where it
-    is."""
+    """Returns the next messages that a subscription will deliver, at most `messages`; the subscription stays where
+    it is."""
     found = await self._all(op.PEEK_MESSAGES, **subscription_arguments(topic, name), messages=messages)
     return found[:messages]
 
@@ -458,20 +460,20 @@ async def update_namespace(
 
 
 async def unload_namespace(self: OperationCaller, name: str, bundle: str = "") -> values.Unloaded:
-    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of their
-    topics find new owners."""
+    """Unloads all bundles of a namespace from their brokers, or only the bundle `bundle`; the next look-ups of
+    their topics find new owners."""
     return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
 
 async def clear_namespace_backlog(self: OperationCaller, name: str, subscription: str = "") -> int:
-    """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none is
-    given. Returns the number of topics and partitions that were cleared."""
+    """Acknowledges all messages of all topics of a namespace for `subscription`, or for every subscription if none
+    is given. Returns the number of topics and partitions that were cleared."""
     return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
 
 
 async def unsubscribe_namespace(self: OperationCaller, name: str, subscription: str, *, force: bool = False) -> int:
-    """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of topics
-    and partitions."""
+    """Deletes `subscription` from every topic of the namespace that has this subscription. Returns the number of
+    topics and partitions."""
     asked = {"subscription": check_subscription_name(subscription), "force": force}
     return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
 
@@ -511,8 +513,8 @@ async def _each_part(
 
 # ------------------------------------------------------------------------------------ policies and properties
 async def namespace_policies(self: OperationCaller, name: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the values
-    that are inherited from the broker."""
+    """Returns the policies that are set for the namespace; if `applied` is true, returns every policy, with the
+    values that are inherited from the broker."""
     return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
 
@@ -523,14 +525,14 @@ async def set_namespace_policies(self: OperationCaller, name: str, policies: Pol
 
 
 async def remove_namespace_policies(self: OperationCaller, name: str, *fields: str) -> None:
-    """Removes the named fields from the policies of a namespace: the namespace then inherits these policies from the
-    broker again."""
+    """Removes the named fields from the policies of a namespace: the namespace then inherits these policies from
+    the broker again."""
     await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
 
 
 async def topic_policies(self: OperationCaller, topic: str, *, applied: bool = False) -> Policies:
-    """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values that
-    the topic inherits from its namespace, then from the broker."""
+    """Returns the policies that are set for a topic; if `applied` is true, returns every policy, with the values
+    that the topic inherits from its namespace, then from the broker."""
     return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
 
@@ -541,8 +543,8 @@ async def set_topic_policies(self: OperationCaller, topic: str, policies: Polici
 
 
 async def remove_topic_policies(self: OperationCaller, topic: str, *fields: str) -> None:
-    """Removes the named fields from the policies of a topic: the topic then inherits these policies from its namespace
-    again."""
+    """Removes the named fields from the policies of a topic: the topic then inherits these policies from its
+    namespace again."""
     await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
 
 
@@ -558,33 +560,34 @@ async def set_namespace_properties(self: OperationCaller, name: str, properties:
 
 
 async def remove_namespace_properties(self: OperationCaller, name: str, *keys: str) -> None:
-    """Removes the properties `keys` of a namespace; removes all of its properties if no key is given. A key that the
-    namespace lacks is ignored."""
+    """Removes the properties `keys` of a namespace; removes all of its properties if no key is given. A key that
+    the namespace lacks is ignored."""
     await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
 
 async def topic_properties(self: OperationCaller, topic: str) -> dict[str, str]:
-    """Returns the properties of a topic; for a partition, those of its partitioned topic. Properties of the namespace
-    are not included."""
+    """Returns the properties of a topic; for a partition, those of its partitioned topic. Properties of the
+    namespace are not included."""
     return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
 
 
 async def set_topic_properties(self: OperationCaller, topic: str, properties: Mapping[str, str]) -> None:
-    """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many or
-    too long (proto/policies.py)."""
+    """Sets properties of a topic; its other properties stay. Raises InvalidRequest if the properties are too many
+    or too long (proto/policies.py)."""
     await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
 
 
 async def remove_topic_properties(self: OperationCaller, topic: str, *keys: str) -> None:
-    """Removes the properties `keys` of a topic; removes all of its properties if no key is given. A key that the topic
-    lacks is ignored."""
+    """Removes the properties `keys` of a topic; removes all of its properties if no key is given. A key that the
+    topic lacks is ignored."""
     await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
 
 
 # ------------------------------------------------------------------------------------ the cluster
 async def brokers(self: OperationCaller) -> list[values.BrokerInfo]:
     """Returns a list of the registered brokers, each with the number of topics that it has loaded and the number of
-    bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5 s."""
+    bundles and transaction coordinators that it owns; both numbers are None if the broker did not answer within 5
+    s."""
     return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
 
 
@@ -600,8 +603,8 @@ async def _broker(self: OperationCaller, listed: values.BrokerInfo) -> values.Br
 
 async def drain_broker(self: OperationCaller, name: str) -> None:
     """Drains a broker: the broker gives its bundles to the other brokers of its group, and gets no new ones until
-    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how many
-    bundles are left. Raises NotFound if there is no such broker."""
+    `undrain_broker` is called, also after a restart. Draining begins within some seconds; `brokers()` shows how
+    many bundles are left. Raises NotFound if there is no such broker."""
     await self._call(op.DRAIN_BROKER, name=name)
 
 
@@ -612,9 +615,9 @@ async def undrain_broker(self: OperationCaller, name: str) -> None:
 
 
 async def find_orphans(self: OperationCaller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are fenced
-    and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no record are
-    returned too; no broker deletes these by itself."""
+    """Returns the orphaned ledgers: those to which no topic and no cursor refers. If `remove` is true, they are
+    fenced and deleted now, as brokers do every hour. If `unexplained` is true, the ledgers whose owner has no
+    record are returned too; no broker deletes these by itself."""
     return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
 
@@ -635,8 +638,8 @@ async def namespace_permissions(self: OperationCaller, name: str) -> values.Perm
 
 
 async def topic_permissions(self: OperationCaller, topic: str) -> values.Permissions:
-    """Returns the permissions that were granted for this topic with all its partitions. Permissions of its namespace
-    are not included."""
+    """Returns the permissions that were granted for this topic with all its partitions. Permissions of its
+    namespace are not included."""
     return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
 
 
@@ -653,36 +656,36 @@ async def revoke_namespace_permission(self: OperationCaller, name: str, role: st
 
 
 async def grant_topic_permission(self: OperationCaller, topic: str, role: str, actions: Sequence[str]) -> None:
-    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions; these
-    actions replace those that the role had there."""
+    """Grants the role `role` the actions `actions` ("produce", "consume", …) at one topic with its partitions;
+    these actions replace those that the role had there."""
     await _change(self, topic=full_topic(topic), grant={"role": role, "actions": actions})
 
 
 async def revoke_topic_permission(self: OperationCaller, topic: str, role: str) -> None:
-    """Revokes all permissions that the role `role` has at the topic itself. Permissions at the namespace of the topic
-    stay."""
+    """Revokes all permissions that the role `role` has at the topic itself. Permissions at the namespace of the
+    topic stay."""
     await _change(self, topic=full_topic(topic), revoke=role)
 
 
 async def grant_subscription_permission(
     self: OperationCaller, name: str, subscription: str, roles: Sequence[str]
 ) -> None:
-    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use it,
-    and they need the permission `consume`, too."""
+    """Restricts every subscription with the name `subscription` in the namespace: only the roles `roles` may use
+    it, and they need the permission `consume`, too."""
     change = {"subscription": check_subscription_name(subscription), "roles": roles}
     await _change(self, namespace=full_namespace(name), grant_subscription=change)
 
 
 async def revoke_subscription_permission(self: OperationCaller, name: str, subscription: str, role: str) -> None:
-    """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with the
-    permission `consume` may use the subscription again."""
+    """Removes `role` from the roles that may use a restricted subscription. When no role is left, every role with
+    the permission `consume` may use the subscription again."""
     change = {"subscription": check_subscription_name(subscription), "roles": [role]}
     await _change(self, namespace=full_namespace(name), revoke_subscription=change)
 
 
 async def set_subscription_prefix_mode(self: OperationCaller, name: str, on: bool) -> None:
-    """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription must
-    be the role of its consumer, or begin with the role and `-`."""
+    """Switches the subscription prefix mode of a namespace on or off. While it is on, the name of a subscription
+    must be the role of its consumer, or begin with the role and `-`."""
     await _change(self, namespace=full_namespace(name), prefix_mode=on)
 
 

@@ -2,19 +2,12 @@
 
 This module contains the client; what it opens is in client/blocking/producer.py and client/blocking/consumer.py. After
 a fork every object is opened again where that can work, see client/common/closing.py.
-
-The blocking table view: a dictionary that is kept up to date in the loop thread (client/consume/table_view.py).
-
-Reading is a lookup in that dictionary. Listeners are called in a thread of their own, in the order of
-the changes, so that they may wait, and may use the client.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
 from threading import Semaphore
 from typing import Any, TypeVar
 from weakref import finalize
@@ -23,118 +16,17 @@ from .. import client as aio
 from ..common.checks import TRANSACTION, check_parameters
 from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration
-from ..common.loggers import log_foreign_error
 from ..consume.ranges import StoredEntry
-from ..consume.table_view import Listener
 from ..model.encryption import KeyReader
 from ..model.message_id import MessageId
 from ..model.options import CONSUMER, READER, pick_parameters
 from ..transactions.process import Output
 from . import faces
 from .consumer import Consumer, ConsumerEvents, Reader
-from .faces import TableViewFace
 from .loop_thread import close_soon, shared_loop_thread
 from .process import to_asyncio_output
 from .producer import Half, Producer, ThreadTransaction, Transaction
-
-
-class TableView(TableViewFace):
-    """A read-only dictionary of the latest value of each key of a topic, kept up to date in the client's thread.
-
-        with client.create_table_view("prices") as view:
-            print(view.get("ACME"), len(view))
-            view.for_each_and_listen(lambda key, value: print(key, value))
-
-    Keys are text; values are `bytes`, or what the schema decodes. A message without a value, or with an empty one,
-    deletes its key; a message without a key is ignored. `keys`, `values` and `items` return copies. `view[key]` raises
-    KeyError if the key has no value. Any thread may read. Listeners run in a thread of their own, in the order of the
-    changes, and may block; the keys that are present are passed to a listener in the thread that adds it. If the table
-    cannot be kept up to date any more, a warning is logged.
-    """
-
-    _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
-
-    def for_each(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback(key, value)` for each key that the table has now, in the calling thread."""
-        for key, value in self.items():
-            callback(key, value)
-
-    def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """Calls `callback(key, value)` for each key that the table has now, and then for each change, in a thread of
-        its own. An empty value means that the key was deleted."""
-        listener = _LateListener(callback, self._listening())
-        view = self._current()
-
-        async def listen() -> list[tuple[str, Any]]:
-            present = listener.present
-            await view.for_each_and_listen(listener.on_change)
-            listener.present = None
-            return present or []
-
-        for key, value in self._thread.run(listen()):
-            _call(callback, key, value)
-        listener.deliver_waiting()
-
-    def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
-        if self._changes is None:
-            changes = self._changes = SimpleQueue[tuple[Listener, str, Any] | None]()
-            self._inner.inbox.call_at_end(lambda: changes.put(None))
-            threading.Thread(target=_listen, args=(self, changes), name="magnetar-table", daemon=True).start()
-        return self._changes
-
-    def __getitem__(self, key: str) -> Any:
-        return self._current()[key]
-
-    def __len__(self) -> int:
-        return len(self._current())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._current()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._current())
-
-
-class _LateListener:
-    """Passes changes to a callback only after the calling thread has passed it the keys that were present."""
-
-    def __init__(self, callback: Listener, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
-        self.present: list[tuple[str, Any]] | None = []  # None: they are known, what comes is a change
-        self._callback = callback
-        self._changes = changes
-        self._waiting: list[tuple[str, Any]] | None = []  # changes; None: they go on at once
-        self._lock = threading.Lock()
-
-    def on_change(self, key: str, value: Any) -> None:
-        """Passes a change on, in the loop thread."""
-        if self.present is not None:
-            self.present.append((key, value))
-            return
-        with self._lock:
-            if self._waiting is not None:
-                self._waiting.append((key, value))
-            else:
-                self._changes.put((self._callback, key, value))
-
-    def deliver_waiting(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting or [], None
-            for key, value in waiting:
-                self._changes.put((self._callback, key, value))
-
-
-def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
-    """Keeps the view alive: a view with a listener is in use."""
-    while (change := changes.get()) is not None:
-        _call(*change)
-
-
-def _call(listener: Listener, key: str, value: Any) -> None:
-    try:
-        listener(key, value)
-    except BaseException as error:
-        log_foreign_error(error, "a listener of a table")
-
+from .table_view import TableView
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 

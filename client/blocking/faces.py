@@ -91,11 +91,13 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         self._init(pick_parameters(locals()))
 
     def get_service_info(self) -> ServiceInfo:
-        """Returns the cluster to which the client connects now."""
+        """Returns the service URL and credentials of the cluster to which the client connects now."""
         return self._current().get_service_info()
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """Returns the last batch that was committed for a sink, and its query; None if none was."""
+        """Returns the last batch that was committed for a sink, and the query that wrote it; None if no batch was
+        committed.
+        """
         return self._run(self._current().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:
@@ -105,17 +107,21 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         self._run(self._current().commit_transaction(txn_id))
 
     def abort_transaction(self, txn_id: TxnId | str) -> None:
-        """Aborts a transaction of any program of this role, prepared or open. May be called again. Raises
+        """Aborts a prepared or open transaction that any program of this role began. May be called again. Raises
         InvalidTxnStatusError if the transaction is committed.
         """
         self._run(self._current().abort_transaction(txn_id))
 
     def commit_half(self, half_id: TxnId | str) -> None:
-        """Commits, as `Half.commit` does, a half message that any program of this role prepared."""
+        """Publishes a half message that any program of this role prepared, as `Half.commit` does. `half_id`: its id, or
+        the text of the id.
+        """
         self._finish(self._current().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
-        """Rolls back, as `Half.rollback` does, a half message that any program of this role prepared."""
+        """Drops a half message that any program of this role prepared, as `Half.rollback` does. `half_id`: its id, or
+        the text of the id.
+        """
         self._finish(self._current().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
@@ -243,14 +249,15 @@ class ClientFace(BlockingFacade[aio.Client], ClosedAfterWith):
         *,
         crypto_key_reader: KeyReader | None = None,
     ) -> TableView:
-        """Opens a table view: the latest value of each key, kept up to date. The view contains all that is stored now.
-        Raises CryptoError if a message cannot be decrypted.
+        """Opens a table view: a dictionary of the latest value of each key of a topic, kept up to date. When the call
+        returns, the view contains everything that the topic has stored. Raises CryptoError if a message cannot be
+        decrypted.
         """
         return self._create_table_view(pick_parameters(locals()))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """Returns the full names of the partitions; the name of the topic itself if it is not partitioned or does not
-        exist. Creates nothing.
+        """Returns the full names of the topic's partitions; only the name of the topic itself if it is not partitioned
+        or does not exist. Creates nothing.
         """
         return self._run(self._current().get_topic_partitions(topic))
 
@@ -265,7 +272,7 @@ class ProducerFace(ForkReopenedFacade[AsyncProducer]):
         return self._current().producer_name()
 
     def last_sequence_id(self) -> int:
-        """Returns the highest acknowledged sequence id; -1: none."""
+        """Returns the highest sequence id of the messages that the broker acknowledged; -1 if it acknowledged none."""
         return self._current().last_sequence_id()
 
     def prepare(
@@ -310,7 +317,9 @@ class ProducerFace(ForkReopenedFacade[AsyncProducer]):
         return self._run(self._current().send_many(**{**pick_parameters(locals()), "txn": asyncio_transaction_of(txn)}))
 
     def flush(self) -> None:
-        """Returns when all messages sent before have outcomes and their callbacks were called. Raises AlreadyClosed."""
+        """Waits until all messages that were sent before have outcomes and their callbacks were called. Raises
+        AlreadyClosed if the producer is closed.
+        """
         self._run(self._current().flush())
 
 
@@ -327,9 +336,9 @@ class HalfFace(ProcessBoundFacade[AsyncHalf]):
         self._finish(self._current().commit())
 
     def rollback(self) -> None:
-        """Drops the half message; returns when this is final. May be called again. Raises TransactionEnded if it was
-        committed, HalfParked if an operator must decide. After OutcomeUnknown call it again; otherwise the group is
-        asked.
+        """Drops the half message without publishing it; returns when this is final. May be called again. Raises
+        TransactionEnded if it was committed, HalfParked if an operator must decide. After OutcomeUnknown call it again;
+        otherwise the group is asked.
         """
         self._finish(self._current().rollback())
 
@@ -344,8 +353,8 @@ class TransactionFace(ProcessBoundFacade[AsyncTransaction]):
 
     @property
     def state(self) -> TransactionState:
-        """Returns the state: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or ERROR: the end
-        got no answer, and `commit` asks again.
+        """Returns the state of the transaction: OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; or
+        ERROR: the request to end it got no answer, and `commit` asks again.
         """
         return self._inner.state
 
@@ -393,14 +402,14 @@ class ConsumerFace(ForkReopenedFacade[AsyncConsumer]):
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """Returns the policy that applies, be it set or the default of `enable_retry`. None: messages are redelivered
-        until they are acknowledged.
+        """Returns the dead-letter policy that is in force: the policy that the program set, or the default policy of
+        `enable_retry`. None: messages are redelivered until they are acknowledged.
         """
         return self._inner.dead_letter_policy
 
     def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
-        """Stores a copy of the message that is delivered after `delay`, then acknowledges the message. Raises
-        OperationNotSupported without `enable_retry`.
+        """Stores a copy of the message, which is delivered after `delay`, and then acknowledges the message itself.
+        Raises OperationNotSupported if the consumer was opened without `enable_retry`.
         """
         self._run(self._current().reconsume_later(message, delay, properties))
 
@@ -441,11 +450,11 @@ class TableViewFace(ForkReopenedFacade[AsyncTableView]):
         return self._current().get(key, default)
 
     def keys(self) -> KeysView[str]:
-        """Returns a copy of the keys."""
+        """Returns a copy of the keys that the table has now."""
         return self._current().keys()
 
     def values(self) -> ValuesView[Any]:
-        """Returns a copy of the values."""
+        """Returns a copy of the values that the table has now."""
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:

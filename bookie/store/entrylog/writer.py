@@ -12,7 +12,7 @@ at every start (a log that replay found is never appended to). A log that is clo
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
 delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file system allows it (as
-the journal, journal/replay.py): through the page cache a write takes twenty times the processor time and gets less
+the journal, replay.py): through the page cache a write takes twenty times the processor time and gets less
 than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices into allocated
 room). A direct write begins at the block that has the end. It writes the committed bytes of that block again unchanged,
 so that they survive whatever part of the write a crash leaves. A flush that found a full disk is repeated from the end

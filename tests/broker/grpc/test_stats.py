@@ -10,8 +10,8 @@ from magnetar.broker.grpc.admin import AdminService
 from magnetar.proto import statistics as plain
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
-from magnetar.proto.operations import reply_of
 from magnetar.proto.states import LedgerState, LedgerStays, TopicState
+from magnetar.proto.translation import reply_of
 from magnetar.runtime.network import CallContext
 from tests.support.cluster import cluster
 

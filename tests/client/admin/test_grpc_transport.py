@@ -26,8 +26,9 @@ from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position
-from magnetar.proto.operations import AnsweringBroker, Operation, answer_of, field_types
+from magnetar.proto.operations import AnsweringBroker, Operation, answer_of
 from magnetar.proto.policies import Policies
+from magnetar.proto.translation import field_types
 
 ALL = operations.OPERATIONS
 RENAMED = {"auto_topic_creation": "auto_topic_creation_off"}
