@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import DOCUMENTS, Block, Command, blocks, commands, spoken
-from tests.docs.rules import Place, rehearse, rule
+from tests.docs.rules import Place, is_rehearsed, rehearse, rule
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.processes
@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 """
 TOPICS = ("orders", "flights")  # what the Spark programs read; there is something in them
-BENCHMARK = ["python", "-m", "benchmarks"]
 SESSIONS = ("docs/sdk.md", "docs/tracing.md", "docs/transactions.md")
 """Their Python blocks are one program, which prints what `# → …` says ("…": anything)."""
 COPIED = """
@@ -79,17 +78,17 @@ def _run_session(place: Place, document: str) -> None:
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])
 def test_the_commands_in_the_sentences_of_a_document_are_real(document: str, place: Place) -> None:
-    """In their order; then the benchmarks, each a world of its own, two at a time; those with Spark are one."""
+    """In their order; then the benchmarks, each a world of its own: those with Spark, which take longest, beside the
+    others."""
     every = list({str(command): command for command in spoken(document)}.values())
-    measuring = [command for command in every if command.words[:3] == BENCHMARK]
+    measuring = [command for command in every if is_rehearsed(command)]
     for command in every:
         if command not in measuring:
             _obey(place, document, command)
     with_spark = [command for command in measuring if command.words[3].startswith("spark-")]
     with ThreadPoolExecutor(2) as pool:
-        sharing = pool.submit(rehearse, place, with_spark)  # it takes longest
-        list(pool.map(lambda command: _obey(place, document, command), [c for c in measuring if c not in with_spark]))
-        sharing.result()
+        others = [command for command in measuring if command not in with_spark]
+        list(pool.map(lambda some: rehearse(place, some), (with_spark, others)))
 
 
 def _obey(place: Place, document: str, command: Command) -> None:
