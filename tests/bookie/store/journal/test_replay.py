@@ -20,6 +20,8 @@ from tests.bookie.entries import KEY, stored_entry
 from tests.bookie.journals import Journals, adds, block_bytes, read_all
 from tests.bookie.stores import NODE, SMALL, add, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 ROOMY = replace(
     SMALL, memtable_bytes=1 << 20, log_bytes_max=16 << 20, journal_bytes=1 << 20, journal_first_segment_bytes=64 << 10
 )
@@ -282,19 +284,16 @@ def _hit(made: Journals) -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------------------------------- a store
-def test_a_store_replays_what_is_whole_of_a_header_that_was_hit() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
-        for entry in range(3):
-            await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
-        simulation.crash(NODE)
-        disk = simulation.node(NODE).disk
-        path = [each for each in disk.paths() if each.endswith(".jnl")][-1]
-        disk.flip_bit(path, 20)
-        store = await open_store(simulation)
-        assert store.counters["replayed_records"] == 4
-
-    simulate(main)
+async def test_a_store_replays_what_is_whole_of_a_header_that_was_hit(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
+    for entry in range(3):
+        await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
+    simulation.crash(NODE)
+    disk = simulation.node(NODE).disk
+    path = [each for each in disk.paths() if each.endswith(".jnl")][-1]
+    disk.flip_bit(path, 20)
+    store = await open_store(simulation)
+    assert store.counters["replayed_records"] == 4
 
 
 def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
@@ -334,17 +333,13 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
     simulate(main)
 
 
-def test_a_replay_flushes_whenever_the_memtable_is_full() -> None:
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, ROOMY)
-        for entry in range(60):
-            assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
-        simulation.crash(NODE)
-        table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
-        store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
-        assert store.statistics()["replayed_records"] == 61
-        assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
-        assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
-
-    simulate(main)
+async def test_a_replay_flushes_whenever_the_memtable_is_full(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, ROOMY)
+    for entry in range(60):
+        assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
+    simulation.crash(NODE)
+    table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
+    store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
+    assert store.statistics()["replayed_records"] == 61
+    assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
+    assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
