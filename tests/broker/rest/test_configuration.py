@@ -23,9 +23,6 @@ from tests.broker.rest.http import V2, Http, T, serving
 
 CONFIGURATION = f"{V2}/brokers/configuration"
 RATE = "dispatchThrottlingRatePerTopicInMsg"
-UNKNOWN = "Can't update non-dynamic configuration"
-
-
 async def until(broker: Broker, name: str, value: object) -> None:
     async with asyncio.timeout(20):
         while getattr(broker.topic_manager.policies.defaults, name) != value:  # noqa: ASYNC110 - the watch of another broker
@@ -67,21 +64,6 @@ async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_
         ) == (5, 6)
         assert await http.get(f"{CONFIGURATION}/values") == {}
         await there.close()
-
-
-async def test_what_does_not_change_at_run_time_is_refused_as_by_pulsar(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        names = await http.get(CONFIGURATION)
-        assert RATE in names
-        assert "max_producers" in names
-        for unknown in ("nonsense", "listen", "max_message_bytes", "ack_quorum"):
-            assert (await http.done("POST", f"{CONFIGURATION}/{unknown}/1", status=412)).reason == UNKNOWN
-            refused = await http.done("DELETE", f"{CONFIGURATION}/{unknown}", status=412)
-            assert refused.reason == "Can't delete non-dynamic configuration"
-        for name, value in ((RATE, "xx"), (RATE, "-1"), ("allowAutoSubscriptionCreation", "perhaps"),
-                            ("subscriptionTypesEnabled", "Sideways"), ("retention_minutes", "9e99")):  # fmt: skip
-            await http.done("POST", f"{CONFIGURATION}/{name}/{value}", status=412)
-        assert await http.get(f"{CONFIGURATION}/values") == {}
 
 
 def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> None:
