@@ -122,16 +122,6 @@ def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None
 
 
 # ---------------------------------------------------------------------------------------- damage
-def test_several_bad_blocks_are_reported_each_and_neighbours_once() -> None:
-    made = filled(blocks=8)
-    journal = made.journals[0]
-    for which in (1, 2, 5):
-        made.overwrite(journal.path, journal.blocks[which][0], bytes(64))
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, 1), (0, 2), (0, 5))
-    assert [damage.offset for damage in reader.damages] == [journal.blocks[1][0], journal.blocks[5][0]]
-
-
 def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
     made = filled(journals=2)
     made.disk.cut(made.journals[0].path, made.journals[0].blocks[2][0] + 100)
@@ -167,29 +157,6 @@ def test_when_the_marked_journal_and_all_others_are_missing_the_mark_is_the_end(
     reader = made.reader(JournalPosition(1, 12288))
     assert (reader.read_blocks(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
     assert len(reader.damages) == 1
-
-
-def test_a_journal_without_a_header_is_reported_and_the_next_one_does_not_take_its_name() -> None:
-    made = filled(journals=3)
-    for number in (2, 3):
-        made.overwrite(made.journals[number - 1].path, 0, bytes(ALIGNMENT))
-    reader = made.reader()
-    assert read_all(reader) == without(made, *[(number - 1, block) for number in (2, 3) for block in range(5)])
-    assert [damage.path for damage in reader.damages] == [made.journals[1].path, made.journals[2].path]
-    assert reader.end.journal == 3
-
-
-def test_a_bad_last_block_in_front_of_a_journal_without_a_header_is_damage() -> None:
-    """Nobody knows any more where the first one ended, but there is a second one: all of it was synced."""
-    made = filled(journals=2)
-    first, second = made.journals
-    offset = first.blocks[-1][0]
-    made.disk.flip_bit(first.path, offset + 60)
-    made.overwrite(second.path, 0, bytes(ALIGNMENT))
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, 4), *[(1, block) for block in range(5)])
-    assert [(damage.path, damage.offset) for damage in reader.damages] == [(second.path, 0), (first.path, offset)]
-    assert reader.torn_bytes == 0
 
 
 def test_a_block_found_in_a_place_that_is_not_its_own_is_damage() -> None:
