@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import DOCUMENTS, Block, Command, blocks, commands, spoken
-from tests.docs.rules import Place, is_rehearsed, rehearse, rule
+from tests.docs.documents import DOCUMENTS, ROOT, Block, Command, blocks, commands, spoken
+from tests.docs.rules import ADDRESS, Place, is_rehearsed, rehearse, rule
+from tests.docs.test_examples import WITH_SPARK, run_in_turn
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.processes
@@ -103,12 +104,16 @@ def _obey(place: Place, document: str, command: Command) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(_uses_spark(b) for b in _python(name))])
 def test_the_spark_programs_of_a_document_run(document: str, place: Place) -> None:
-    """One program, in one Spark session: later blocks use the names of earlier ones."""
+    """One program, in one Spark session: later blocks use the names of earlier ones. The programs of examples/ with
+    Spark come before it: a process and a JVM for all."""
     for topic in TOPICS:
         words = [sys.executable, "-m", "magnetar.cli.main", "produce", topic, "-m", "one", "-m", "two"]
         place.run(*words)
     text = "\n".join(block.text for block in _python(document) if _uses_spark(block))
-    place.python(f"{SPARK_PROLOGUE}{text}\nprint('done')")
+    program = place.folder / "program.py"
+    program.write_text(ADDRESS.sub(place.address, f"{SPARK_PROLOGUE}{text}\nprint('done')"), encoding="utf-8")
+    examples = WITH_SPARK if place.is_first("examples with Spark") else []
+    run_in_turn(place, [*(str(ROOT / each) for each in examples), str(program)])
     if "flights-copy" in text:
         assert place.python(COPIED).strip() == "b'one'"
 
