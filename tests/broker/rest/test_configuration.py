@@ -94,13 +94,12 @@ def test_retention_that_is_set_together_goes_together() -> None:
         removed_fields("nonsense")
 
 
-async def test_retention_of_all_brokers_is_inherited_and_goes_again(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        namespace = f"{V2}/namespaces/public/default/retention"
-        await http.done("PUT", T)
-        await http.done("POST", f"{CONFIGURATION}/retention_minutes/60", status=200)
-        values = {"retention_minutes": "60", "retention_mib": "-1"}
-        assert await http.get(f"{CONFIGURATION}/values") == values, json.dumps(values)
-        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 60
-        await http.done("DELETE", f"{CONFIGURATION}/retention_mib", status=200)
-        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 0
+async def test_retention_of_all_brokers_is_inherited_and_goes_again(http: Http) -> None:
+    namespace = f"{V2}/namespaces/public/default/retention"
+    await http.done("PUT", T)
+    await http.done("POST", f"{CONFIGURATION}/retention_minutes/60", status=200)
+    values = {"retention_minutes": "60", "retention_mib": "-1"}
+    assert await http.get(f"{CONFIGURATION}/values") == values, json.dumps(values)
+    assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 60
+    await http.done("DELETE", f"{CONFIGURATION}/retention_mib", status=200)
+    assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 0

@@ -15,7 +15,7 @@ from magnetar.proto.entry import PROPERTIES_LONG, encode_entry, join_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.pulsar.raw import Raw
-from tests.broker.rest.http import T, serving
+from tests.broker.rest.http import Http, T, serving
 from tests.support.cluster import Cluster
 
 
@@ -59,18 +59,17 @@ async def test_a_message_whose_values_are_no_text_is_shown(tmp_path: Path) -> No
         await raw.stream.close()
 
 
-async def test_a_caller_that_leaves_cancels_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
-        body = json.dumps(50).encode()
-        head = f"PUT {T}/partitions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        writer.write(head + body)
-        writer.close()
-        del reader
-        async with asyncio.timeout(10):
-            while (await http.ask("GET", f"{T}/partitions")).status == 404:
-                continue
-        assert (await http.get(f"{T}/partitions"))["partitions"] == 50
+async def test_a_caller_that_leaves_cancels_nothing(http: Http) -> None:
+    reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+    body = json.dumps(50).encode()
+    head = f"PUT {T}/partitions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    writer.write(head + body)
+    writer.close()
+    del reader
+    async with asyncio.timeout(10):
+        while (await http.ask("GET", f"{T}/partitions")).status == 404:
+            continue
+    assert (await http.get(f"{T}/partitions"))["partitions"] == 50
 
 
 class Clock:
