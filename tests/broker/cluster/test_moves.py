@@ -24,6 +24,7 @@ from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotF
 from magnetar.proto.names import TopicName
 from magnetar.proto.statistics import BrokerInfo
 from magnetar.runtime.network import Endpoint
+from tests.broker.node.test_failover import vanish
 from tests.broker.pulsar.raw import Raw
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -416,14 +417,6 @@ async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(
             await told_of(running, two, again.name, lambda found: found.draining)
             await admin.undrain_broker(again.name)
             await told_of(running, two, again.name, lambda found: not found.draining)
-
-
-async def vanish(running: Cluster, broker: Broker) -> None:
-    """As after kill -9: nobody answers any more, and the session ends by its time-out."""
-    number = running.brokers.index(broker)
-    assert broker._serving is not None
-    await broker._serving.close()
-    running.sessions[number].abandon()
 
 
 STEPS = ("owned no more", "topics closed", "committed")
