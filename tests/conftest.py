@@ -4,7 +4,9 @@ Workers take test after test (`--dist loadgroup`), the longest first; those that
 make, a Spark session or a cluster, stay together.
 """
 
+import functools
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -76,6 +78,23 @@ def _shared(item: pytest.Item) -> str:
     used = [each[-1] for name, each in fixtures.name2fixturedefs.items() if name in fixtures.names_closure]
     places = [each.baseid for each in used if each.scope != "function" and each.baseid.startswith("tests/")]
     return min(places, key=len, default="")
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-asyncio would run it on a real loop
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An async test with positional-only parameters is the body that the runner of its mark `run_by` runs: a simulation
+    gives it these; pytest gives it those after the `/`."""
+    body = getattr(pyfuncitem.parent and pyfuncitem.parent.obj, pyfuncitem.originalname or "", None)
+    mark = pyfuncitem.get_closest_marker("run_by")
+    if mark is None or not inspect.iscoroutinefunction(body):
+        return None
+    parameters = inspect.signature(body).parameters
+    if inspect.Parameter.POSITIONAL_ONLY not in {each.kind for each in parameters.values()}:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in parameters if name in pyfuncitem.funcargs}
+    run, *rest = mark.args
+    run(functools.partial(body, **given) if given else body, *rest, **mark.kwargs)
+    return True
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

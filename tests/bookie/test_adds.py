@@ -29,6 +29,8 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, OTHER_KEY, payload_of, rows, stored_entry
 from tests.bookie.stores import NODE
 
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
+
 MAX = 1 << 20
 
 
@@ -158,40 +160,34 @@ def test_answers_that_are_none_are_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------- service
-def test_many_adds_are_stored_and_answered_one_by_one() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        payloads = {entry: bytes([entry]) * entry for entry in range(0, 200, 2)}
-        assert await caller.add_many(1, payloads) == [Status.OK] * 100
-        for entry in (0, 2, 100, 198):
-            assert payload_of((await caller.read(1, entry))[1][0]) == payloads[entry]
-        assert (await caller.read(1, 1))[0].status is Status.NO_SUCH_ENTRY
-        caller = cluster.caller(await cluster.restart())
-        for entry in (0, 2, 100, 198):
-            assert payload_of((await caller.read(1, entry))[1][0]) == payloads[entry]
-
-    with_cluster(main)
+async def test_many_adds_are_stored_and_answered_one_by_one(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    payloads = {entry: bytes([entry]) * entry for entry in range(0, 200, 2)}
+    assert await caller.add_many(1, payloads) == [Status.OK] * 100
+    for entry in (0, 2, 100, 198):
+        assert payload_of((await caller.read(1, entry))[1][0]) == payloads[entry]
+    assert (await caller.read(1, 1))[0].status is Status.NO_SUCH_ENTRY
+    caller = cluster.caller(await cluster.restart())
+    for entry in (0, 2, 100, 198):
+        assert payload_of((await caller.read(1, entry))[1][0]) == payloads[entry]
 
 
-def test_fences_keys_and_read_only_hold_for_many_adds_as_for_one() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        two = {0: b"zero", 1: b"one"}
-        assert await caller.add_many(1, two) == [Status.OK] * 2
-        assert await caller.add_many(1, two, key=OTHER_KEY) == [Status.UNAUTHORIZED] * 2
-        bookie._service.is_read_only = True
-        assert await caller.add_many(1, two) == [Status.READ_ONLY] * 2
-        assert await caller.add_many(1, two, recovery=True) == [Status.OK] * 2
-        bookie._service.is_read_only = False
-        assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
-        assert await caller.add_many(1, {2: b"two"}) == [Status.FENCED]
-        assert await caller.add_many(1, {2: b"two"}, recovery=True) == [Status.OK]
-        statistics = bookie.statistics()
-        assert (statistics["fenced"], statistics["unauthorized"], statistics["refused_read_only"]) == (1, 2, 2)
-
-    with_cluster(main)
+async def test_fences_keys_and_read_only_hold_for_many_adds_as_for_one(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    two = {0: b"zero", 1: b"one"}
+    assert await caller.add_many(1, two) == [Status.OK] * 2
+    assert await caller.add_many(1, two, key=OTHER_KEY) == [Status.UNAUTHORIZED] * 2
+    bookie._service.is_read_only = True
+    assert await caller.add_many(1, two) == [Status.READ_ONLY] * 2
+    assert await caller.add_many(1, two, recovery=True) == [Status.OK] * 2
+    bookie._service.is_read_only = False
+    assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
+    assert await caller.add_many(1, {2: b"two"}) == [Status.FENCED]
+    assert await caller.add_many(1, {2: b"two"}, recovery=True) == [Status.OK]
+    statistics = bookie.statistics()
+    assert (statistics["fenced"], statistics["unauthorized"], statistics["refused_read_only"]) == (1, 2, 2)
 
 
 def test_an_answered_request_of_many_adds_is_durable_wherever_the_power_fails() -> None:
@@ -217,19 +213,16 @@ def test_an_answered_request_of_many_adds_is_durable_wherever_the_power_fails() 
     assert 0 < answered < 33
 
 
-def test_times_and_sizes_are_observed_by_success() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
-        caller = cluster.caller(bookie)
-        await caller.add_many(1, {0: bytes(64), 1: bytes(64), 2: bytes(4000)})
-        await caller.add_many(1, {3: b"x"}, key=OTHER_KEY)
-        await caller.read(1, 0)
-        await caller.read(1, 9)
-        service = bookie._service
-        assert (sum(service.adds.seconds.counts), sum(service.adds.failed_seconds.counts)) == (1, 1)
-        assert service.adds.seconds.total > 0.001 > service.adds.failed_seconds.total
-        assert (sum(service.adds.entry_bytes.counts), service.adds.entry_bytes.total) == (3, 128 + 4000 + 3 * 36)
-        assert (sum(service.read_seconds.counts), sum(service.read_failed_seconds.counts)) == (1, 1)
-
-    with_cluster(main)
+async def test_times_and_sizes_are_observed_by_success(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
+    caller = cluster.caller(bookie)
+    await caller.add_many(1, {0: bytes(64), 1: bytes(64), 2: bytes(4000)})
+    await caller.add_many(1, {3: b"x"}, key=OTHER_KEY)
+    await caller.read(1, 0)
+    await caller.read(1, 9)
+    service = bookie._service
+    assert (sum(service.adds.seconds.counts), sum(service.adds.failed_seconds.counts)) == (1, 1)
+    assert service.adds.seconds.total > 0.001 > service.adds.failed_seconds.total
+    assert (sum(service.adds.entry_bytes.counts), service.adds.entry_bytes.total) == (3, 128 + 4000 + 3 * 36)
+    assert (sum(service.read_seconds.counts), sum(service.read_failed_seconds.counts)) == (1, 1)

@@ -33,6 +33,8 @@ from tests.bookie.entries import KEY, PeerCaller, rows, stored_entry
 from tests.bookie.stores import NODE
 from tests.compiled import replaces_code
 
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
+
 HELD = 40_000
 
 
@@ -82,58 +84,51 @@ def test_what_is_kept_for_a_slow_disk_is_bounded_and_the_socket_is_slowed_down()
 
 
 @replaces_code
-def test_fences_reads_and_recovery_adds_overtake_what_clients_add() -> None:
+async def test_fences_reads_and_recovery_adds_overtake_what_clients_add(cluster: Cluster, /) -> None:
     """The store has no room for a while: a recovery goes first when there is some, a fence and reads need none."""
     admitted: list[int] = []
+    bookie = await cluster.start(held_bytes_max=2 * HELD)
+    writer, recoverer = cluster.caller(bookie), cluster.caller(bookie)
+    assert (await writer.add(1, 0, b"zero")).status is Status.OK
+    cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
+    add_many = bookie.store.add_many
 
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(held_bytes_max=2 * HELD)
-        writer, recoverer = cluster.caller(bookie), cluster.caller(bookie)
-        assert (await writer.add(1, 0, b"zero")).status is Status.OK
-        cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
-        add_many = bookie.store.add_many
+    def noting(ledger: int, *rest: Any) -> Status:
+        status = add_many(ledger, *rest)
+        if status is Status.OK:
+            admitted.append(ledger)
+        return status
 
-        def noting(ledger: int, *rest: Any) -> Status:
-            status = add_many(ledger, *rest)
-            if status is Status.OK:
-                admitted.append(ledger)
-            return status
-
-        bookie.store.add_many = noting  # type: ignore[method-assign]
-        adds = []
-        for number in range(14):
-            entries = {10 * number + at: bytes(400) for at in range(1, 11)}
-            adds.append(asyncio.ensure_future(writer.add_many(1 if number < 10 else 3, entries)))
-        await _held(bookie)
-        before = len(admitted)
-        recovered = asyncio.ensure_future(recoverer.add_many(2, {0: b"kept"}, recovery=True))
-        head, _ = await recoverer.read(1, 0, fence=True)
-        assert head.status is Status.OK
-        assert await recovered == [Status.OK]
-        statuses = {status for answer in await asyncio.gather(*adds) for status in answer}
-        assert Status.FENCED in statuses, "adds that were held are behind the fence"
-        assert admitted[before:] == [2, 3, 3, 3, 3], "the recovery goes first, and held adds of a fenced ledger never"
-
-    with_cluster(main)
+    bookie.store.add_many = noting  # type: ignore[method-assign]
+    adds = []
+    for number in range(14):
+        entries = {10 * number + at: bytes(400) for at in range(1, 11)}
+        adds.append(asyncio.ensure_future(writer.add_many(1 if number < 10 else 3, entries)))
+    await _held(bookie)
+    before = len(admitted)
+    recovered = asyncio.ensure_future(recoverer.add_many(2, {0: b"kept"}, recovery=True))
+    head, _ = await recoverer.read(1, 0, fence=True)
+    assert head.status is Status.OK
+    assert await recovered == [Status.OK]
+    statuses = {status for answer in await asyncio.gather(*adds) for status in answer}
+    assert Status.FENCED in statuses, "adds that were held are behind the fence"
+    assert admitted[before:] == [2, 3, 3, 3, 3], "the recovery goes first, and held adds of a fenced ledger never"
 
 
-def test_a_full_disk_refuses_what_it_would_hold_for_ever() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(held_bytes_max=HELD, free_bytes_min=0)
-        caller = cluster.caller(bookie)
-        disk = cluster.simulation.node(NODE).disk
-        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() + 10_000
-        answers: list[Status] = []
-        entry = 0
-        while Status.READ_ONLY not in answers:
-            answers = await caller.add_many(1, {entry + at: bytes(400) for at in range(10)})
-            entry += 10
-        assert bookie.statistics()["held_adds"] == 0
-        disk.capacity_bytes = capacity
-        await asyncio.sleep(30)
-        assert (await caller.add_many(1, {entry: b"again"})) == [Status.OK]
-
-    with_cluster(main)
+async def test_a_full_disk_refuses_what_it_would_hold_for_ever(cluster: Cluster, /) -> None:
+    bookie = await cluster.start(held_bytes_max=HELD, free_bytes_min=0)
+    caller = cluster.caller(bookie)
+    disk = cluster.simulation.node(NODE).disk
+    capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() + 10_000
+    answers: list[Status] = []
+    entry = 0
+    while Status.READ_ONLY not in answers:
+        answers = await caller.add_many(1, {entry + at: bytes(400) for at in range(10)})
+        entry += 10
+    assert bookie.statistics()["held_adds"] == 0
+    disk.capacity_bytes = capacity
+    await asyncio.sleep(30)
+    assert (await caller.add_many(1, {entry: b"again"})) == [Status.OK]
 
 
 async def _held(bookie: Bookie) -> None:

@@ -51,122 +51,115 @@ def with_whole_store(test: Callable[[Cluster, Bookie, PeerCaller], Awaitable[Non
     with_cluster(main)
 
 
+pytestmark = pytest.mark.run_by.with_args(with_whole_store)
+
+
 async def raw(caller: PeerCaller, head: bytes, *frames: bytes) -> AnswerHead:
     return decode_answer((await caller.peer.request(head, frames, timeout_s=10)).head)
 
 
 @pytest.mark.parametrize("op", [Op.ADD, Op.ADD_MANY, Op.READ, Op.READ_LAC, Op.WRITE_LAC, Op.ADMIN])
 @pytest.mark.parametrize("ledger", [-1, FIRST])
-def test_negative_ledgers_are_bad_requests(op: Op, ledger: int) -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        frames = (stored_entry(ledger, 0, b"x"),) if op is Op.ADD else ()
-        for flags in (Flags.NONE, Flags.FENCE, Flags.RECOVERY):
-            assert (await caller.send(op, ledger, 0, flags=flags, frames=frames))[0].status is Status.BAD_REQUEST
-        assert len(bookie.store.descriptors) == 1
-
-    with_whole_store(test)
-
-
-def test_negative_and_absurd_entries_counts_and_lacs() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        for entry in (-1, -2, FIRST):
-            assert (await caller.read(1, entry))[0].status is Status.BAD_REQUEST
-            assert (await caller.add(1, entry, b"x")).status is Status.BAD_REQUEST
-        for lac in (5, 6, LAST, -2, FIRST):
-            assert (await caller.add(1, 5, b"x", lac=lac)).status is Status.BAD_REQUEST
-        assert (await caller.send(Op.WRITE_LAC, 1, -2))[0].status is Status.BAD_REQUEST
-        assert (await caller.read(1, 0, count=0))[0].status is Status.BAD_REQUEST
-        head, entries = await caller.read(1, 0, count=COUNT, bytes_max=0)
-        assert (head.status, len(entries)) == (Status.OK, 1), "one entry at least, whatever the bound"
-        head, entries = await caller.read(1, 0, count=COUNT, bytes_max=COUNT)
-        assert (head.status, len(entries)) == (Status.OK, 1)
-        assert (await caller.read(1, LAST, count=COUNT, bytes_max=COUNT))[0].status is Status.NO_SUCH_ENTRY
-
-    with_whole_store(test)
+async def test_negative_ledgers_are_bad_requests(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /, op: Op, ledger: int
+) -> None:
+    frames = (stored_entry(ledger, 0, b"x"),) if op is Op.ADD else ()
+    for flags in (Flags.NONE, Flags.FENCE, Flags.RECOVERY):
+        assert (await caller.send(op, ledger, 0, flags=flags, frames=frames))[0].status is Status.BAD_REQUEST
+    assert len(bookie.store.descriptors) == 1
 
 
-def test_the_largest_ledger_and_entry_are_stored_flushed_fenced_and_read() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        assert (await caller.add(LAST, LAST, b"last", lac=LAST - 1)).status is Status.OK
-        assert (await caller.add(LAST, 0, b"first")).status is Status.OK
-        assert await caller.add_many(LAST, {LAST - 1: b"one before", 7: b"seven"}) == [Status.OK] * 2
-        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        for entry, payload in ((0, b"first"), (7, b"seven"), (LAST - 1, b"one before"), (LAST, b"last")):
-            head, entries = await caller.read(LAST, entry, count=COUNT)
-            assert (head.status, payload_of(entries[0])) == (Status.OK, payload)
-        assert (await caller.read(LAST, 8, fence=True))[0].status is Status.NO_SUCH_ENTRY
-        assert (await caller.add(LAST, 9, b"late")).status is Status.FENCED
-        assert (await caller.send(Op.READ_LAC, LAST))[0] == AnswerHead(Op.READ_LAC, Status.OK, LAST, LAST, LAST - 1, 0)
-
-    with_whole_store(test)
-
-
-def test_unknown_ledgers_and_entries_are_said_to_be_so() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        for ledger in (2, LAST):
-            assert (await caller.read(ledger, 0))[0].status is Status.NO_SUCH_LEDGER
-            assert (await caller.send(Op.READ_LAC, ledger))[0].status is Status.NO_SUCH_LEDGER
-        assert (await caller.read(1, 7))[0].status is Status.NO_SUCH_ENTRY
-        assert len(bookie.store.descriptors) == 1, "who asks creates nothing"
-
-    with_whole_store(test)
+async def test_negative_and_absurd_entries_counts_and_lacs(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    for entry in (-1, -2, FIRST):
+        assert (await caller.read(1, entry))[0].status is Status.BAD_REQUEST
+        assert (await caller.add(1, entry, b"x")).status is Status.BAD_REQUEST
+    for lac in (5, 6, LAST, -2, FIRST):
+        assert (await caller.add(1, 5, b"x", lac=lac)).status is Status.BAD_REQUEST
+    assert (await caller.send(Op.WRITE_LAC, 1, -2))[0].status is Status.BAD_REQUEST
+    assert (await caller.read(1, 0, count=0))[0].status is Status.BAD_REQUEST
+    head, entries = await caller.read(1, 0, count=COUNT, bytes_max=0)
+    assert (head.status, len(entries)) == (Status.OK, 1), "one entry at least, whatever the bound"
+    head, entries = await caller.read(1, 0, count=COUNT, bytes_max=COUNT)
+    assert (head.status, len(entries)) == (Status.OK, 1)
+    assert (await caller.read(1, LAST, count=COUNT, bytes_max=COUNT))[0].status is Status.NO_SUCH_ENTRY
 
 
-def test_entries_beyond_the_limit_are_bad_requests_alone_and_among_others() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        assert (await caller.add(1, 5, bytes(4096 - 36))).status is Status.OK
-        assert (await caller.add(1, 6, bytes(4096 - 35))).status is Status.BAD_REQUEST
-        many = {7: b"small", 8: bytes(4096 - 35), 9: bytes(4096 - 36), 10: bytes(1 << 20)}
-        assert await caller.add_many(1, many) == [Status.OK, Status.BAD_REQUEST, Status.OK, Status.BAD_REQUEST]
-        assert (await caller.read(1, 8))[0].status is Status.NO_SUCH_ENTRY
-
-    with_whole_store(test)
-
-
-def test_heads_that_are_cut_or_of_another_version_or_unknown() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        stored = stored_entry(1, 5, b"x")
-        good = encode_add(1, 5, KEY)
-        bad = [good[:cut] for cut in range(len(good))] + [good + b"\0", good * 2]
-        bad += [bytes([version]) + good[1:] for version in (0, VERSION + 1, 255)]
-        bad += [good[:1] + bytes([op]) + good[2:] for op in (0, max(Op) + 1, 255)]
-        bad += [good[:2] + (1 << bit).to_bytes(2, "big") + good[4:] for bit in range(2, 16)]
-        for head in bad:
-            assert (await raw(caller, head, stored)).status is Status.BAD_REQUEST, head
-        assert (await raw(caller, encode_add(1, 5, KEY, Flags.FENCE), stored)).status is Status.BAD_REQUEST
-        assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_ENTRY
-
-    with_whole_store(test)
+async def test_the_largest_ledger_and_entry_are_stored_flushed_fenced_and_read(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    assert (await caller.add(LAST, LAST, b"last", lac=LAST - 1)).status is Status.OK
+    assert (await caller.add(LAST, 0, b"first")).status is Status.OK
+    assert await caller.add_many(LAST, {LAST - 1: b"one before", 7: b"seven"}) == [Status.OK] * 2
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    for entry, payload in ((0, b"first"), (7, b"seven"), (LAST - 1, b"one before"), (LAST, b"last")):
+        head, entries = await caller.read(LAST, entry, count=COUNT)
+        assert (head.status, payload_of(entries[0])) == (Status.OK, payload)
+    assert (await caller.read(LAST, 8, fence=True))[0].status is Status.NO_SUCH_ENTRY
+    assert (await caller.add(LAST, 9, b"late")).status is Status.FENCED
+    assert (await caller.send(Op.READ_LAC, LAST))[0] == AnswerHead(Op.READ_LAC, Status.OK, LAST, LAST, LAST - 1, 0)
 
 
-def test_requests_of_many_adds_that_lie_are_bad_requests_and_nothing_of_them_is_stored() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        stored = [stored_entry(1, 5, b"five"), stored_entry(1, 6, b"six")]
-        table, run = (bytes(frame) for frame in encode_adds(rows(stored)))
-        for count in (0, 1, 3, COUNT):
-            head = encode_add_many(1, 5, count, KEY)
-            assert (await raw(caller, head, table, run)).status is Status.BAD_REQUEST
-        head = encode_add_many(1, 5, 2, KEY)
-        for frames in ((), (table,), (run,), (table, run, run), (table, run[:-1]), (table[:-1], run), (run, table)):
-            assert (await raw(caller, head, *frames)).status is Status.BAD_REQUEST
-        for entry in (5, 6):
-            assert (await caller.read(1, entry))[0].status is Status.NO_SUCH_ENTRY
-
-    with_whole_store(test)
+async def test_unknown_ledgers_and_entries_are_said_to_be_so(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    for ledger in (2, LAST):
+        assert (await caller.read(ledger, 0))[0].status is Status.NO_SUCH_LEDGER
+        assert (await caller.send(Op.READ_LAC, ledger))[0].status is Status.NO_SUCH_LEDGER
+    assert (await caller.read(1, 7))[0].status is Status.NO_SUCH_ENTRY
+    assert len(bookie.store.descriptors) == 1, "who asks creates nothing"
 
 
-def test_random_bytes_are_answered() -> None:
-    async def test(cluster: Cluster, bookie: Bookie, caller: PeerCaller) -> None:
-        rng = random.Random(3)
-        for _ in range(300):
-            head = bytearray(encode_add_many(rng.choice((2, LAST)), 0, rng.choice((1, 2, COUNT)), KEY))
-            head[1] = rng.choice((1, 2, 3, 4, 5, 6, 7, rng.randrange(256)))
-            head[rng.randrange(len(head))] = rng.randrange(256)
-            frames = [rng.randbytes(rng.choice((0, 36, 40, 80, 5000))) for _ in range(rng.randrange(4))]
-            answer = await raw(caller, bytes(head), *frames)
-            assert answer.status is not Status.OK or answer.op in (Op.PING, Op.WRITE_LAC, Op.READ_LAC)
+async def test_entries_beyond_the_limit_are_bad_requests_alone_and_among_others(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    assert (await caller.add(1, 5, bytes(4096 - 36))).status is Status.OK
+    assert (await caller.add(1, 6, bytes(4096 - 35))).status is Status.BAD_REQUEST
+    many = {7: b"small", 8: bytes(4096 - 35), 9: bytes(4096 - 36), 10: bytes(1 << 20)}
+    assert await caller.add_many(1, many) == [Status.OK, Status.BAD_REQUEST, Status.OK, Status.BAD_REQUEST]
+    assert (await caller.read(1, 8))[0].status is Status.NO_SUCH_ENTRY
 
-    with_whole_store(test)
+
+async def test_heads_that_are_cut_or_of_another_version_or_unknown(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    stored = stored_entry(1, 5, b"x")
+    good = encode_add(1, 5, KEY)
+    bad = [good[:cut] for cut in range(len(good))] + [good + b"\0", good * 2]
+    bad += [bytes([version]) + good[1:] for version in (0, VERSION + 1, 255)]
+    bad += [good[:1] + bytes([op]) + good[2:] for op in (0, max(Op) + 1, 255)]
+    bad += [good[:2] + (1 << bit).to_bytes(2, "big") + good[4:] for bit in range(2, 16)]
+    for head in bad:
+        assert (await raw(caller, head, stored)).status is Status.BAD_REQUEST, head
+    assert (await raw(caller, encode_add(1, 5, KEY, Flags.FENCE), stored)).status is Status.BAD_REQUEST
+    assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_ENTRY
+
+
+async def test_requests_of_many_adds_that_lie_are_bad_requests_and_nothing_of_them_is_stored(
+    cluster: Cluster, bookie: Bookie, caller: PeerCaller, /
+) -> None:
+    stored = [stored_entry(1, 5, b"five"), stored_entry(1, 6, b"six")]
+    table, run = (bytes(frame) for frame in encode_adds(rows(stored)))
+    for count in (0, 1, 3, COUNT):
+        head = encode_add_many(1, 5, count, KEY)
+        assert (await raw(caller, head, table, run)).status is Status.BAD_REQUEST
+    head = encode_add_many(1, 5, 2, KEY)
+    for frames in ((), (table,), (run,), (table, run, run), (table, run[:-1]), (table[:-1], run), (run, table)):
+        assert (await raw(caller, head, *frames)).status is Status.BAD_REQUEST
+    for entry in (5, 6):
+        assert (await caller.read(1, entry))[0].status is Status.NO_SUCH_ENTRY
+
+
+async def test_random_bytes_are_answered(cluster: Cluster, bookie: Bookie, caller: PeerCaller, /) -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        head = bytearray(encode_add_many(rng.choice((2, LAST)), 0, rng.choice((1, 2, COUNT)), KEY))
+        head[1] = rng.choice((1, 2, 3, 4, 5, 6, 7, rng.randrange(256)))
+        head[rng.randrange(len(head))] = rng.randrange(256)
+        frames = [rng.randbytes(rng.choice((0, 36, 40, 80, 5000))) for _ in range(rng.randrange(4))]
+        answer = await raw(caller, bytes(head), *frames)
+        assert answer.status is not Status.OK or answer.op in (Op.PING, Op.WRITE_LAC, Op.READ_LAC)
 
 
 def test_keys_are_compared_whole_in_constant_time_and_shown_to_nobody(

@@ -17,6 +17,8 @@ from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 LEDGERS = (1, 2, 3)
 ENTRIES = 12
 LAST_LEDGER = 5
@@ -174,26 +176,25 @@ async def judge(simulation: Simulation, store: Store, case: Case) -> int:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_start_on_damage_serves_what_is_whole_and_says_unknown_for_the_rest(case: Case) -> None:
-    async def main(simulation: Simulation) -> None:
-        await three_logs_and_a_journal(simulation)
-        case.harm(simulation.node(NODE).disk)
-        store = await start(simulation)
+async def test_start_on_damage_serves_what_is_whole_and_says_unknown_for_the_rest(
+    simulation: Simulation, /, case: Case
+) -> None:
+    await three_logs_and_a_journal(simulation)
+    case.harm(simulation.node(NODE).disk)
+    store = await start(simulation)
+    assert store.descriptors.limbo_upto == (LAST_LEDGER if case.limbo else -1)
+    lost = await judge(simulation, store, case)
+    assert (lost > 0) == case.lost
+    wanted = Status.FENCED if case.limbo else Status.OK
+    assert await simulation.spawn(NODE, add(store, 1, 50, b"new")) is wanted
+    assert await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0))) is Status.OK
+    for _ in range(2):  # and again: the same, and limbo does not grow
+        simulation.crash(NODE, power_loss=True)
+        store = await start(simulation, KNOWN._replace(upto=lambda: upto(100)))
         assert store.descriptors.limbo_upto == (LAST_LEDGER if case.limbo else -1)
-        lost = await judge(simulation, store, case)
-        assert (lost > 0) == case.lost
-        wanted = Status.FENCED if case.limbo else Status.OK
-        assert await simulation.spawn(NODE, add(store, 1, 50, b"new")) is wanted
-        assert await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0))) is Status.OK
-        for _ in range(2):  # and again: the same, and limbo does not grow
-            simulation.crash(NODE, power_loss=True)
-            store = await start(simulation, KNOWN._replace(upto=lambda: upto(100)))
-            assert store.descriptors.limbo_upto == (LAST_LEDGER if case.limbo else -1)
-            assert await judge(simulation, store, case) == lost
-            new = await simulation.spawn(NODE, store.read(9, 0))
-            assert payload_of(new.entries[0]) == payload(9, 0)
-
-    simulate(main)
+        assert await judge(simulation, store, case) == lost
+        new = await simulation.spawn(NODE, store.read(9, 0))
+        assert payload_of(new.entries[0]) == payload(9, 0)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.lost or case.limbo], ids=lambda case: case.name)
@@ -220,56 +221,42 @@ def test_what_was_found_survives_a_crash_at_any_operation_of_the_start(case: Cas
         simulate(main, operation)
 
 
-def test_compaction_goes_on_without_a_log_that_is_gone() -> None:
+async def test_compaction_goes_on_without_a_log_that_is_gone(simulation: Simulation, /) -> None:
     """Its index is still here, until the next start."""
-
-    async def main(simulation: Simulation) -> None:
-        await three_logs_and_a_journal(simulation)
-        gone(".log")(simulation.node(NODE).disk)
-        for _ in range(2):
-            store = await start(simulation)
-            await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1)))
-            assert len(store.descriptors.quarantined()) == 3
-            simulation.crash(NODE, power_loss=True)
-
-    simulate(main)
-
-
-def test_journal_that_ends_before_what_was_synced_once_is_limbo() -> None:
-    """The directory was rolled back: nothing in it is wrong."""
-
-    async def main(simulation: Simulation) -> None:
+    await three_logs_and_a_journal(simulation)
+    gone(".log")(simulation.node(NODE).disk)
+    for _ in range(2):
         store = await start(simulation)
-        await fill(simulation, store, range(3))
-        before = store.journal_position
-        simulation.crash(NODE)
-        store = await start(simulation, KNOWN._replace(journal=before))
-        assert store.descriptors.limbo_upto == -1
-        simulation.crash(NODE)
-        behind = JournalPosition(store.journal_position.journal, store.journal_position.offset + 4096)
-        store = await start(simulation, KNOWN._replace(journal=behind))
-        assert store.descriptors.limbo_upto == LAST_LEDGER
-
-    simulate(main)
+        await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1)))
+        assert len(store.descriptors.quarantined()) == 3
+        simulation.crash(NODE, power_loss=True)
 
 
-def test_loss_that_is_known_before_the_start_is_limbo() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await start(simulation, KNOWN._replace(losses=("it was rolled back",)))
-        assert store.descriptors.limbo_upto == LAST_LEDGER
-        assert simulation.world(NODE).files.exists(f"{DATA}/{LIMBO}")
+async def test_journal_that_ends_before_what_was_synced_once_is_limbo(simulation: Simulation, /) -> None:
+    """The directory was rolled back: nothing in it is wrong."""
+    store = await start(simulation)
+    await fill(simulation, store, range(3))
+    before = store.journal_position
+    simulation.crash(NODE)
+    store = await start(simulation, KNOWN._replace(journal=before))
+    assert store.descriptors.limbo_upto == -1
+    simulation.crash(NODE)
+    behind = JournalPosition(store.journal_position.journal, store.journal_position.offset + 4096)
+    store = await start(simulation, KNOWN._replace(journal=behind))
+    assert store.descriptors.limbo_upto == LAST_LEDGER
 
-    simulate(main)
+
+async def test_loss_that_is_known_before_the_start_is_limbo(simulation: Simulation, /) -> None:
+    store = await start(simulation, KNOWN._replace(losses=("it was rolled back",)))
+    assert store.descriptors.limbo_upto == LAST_LEDGER
+    assert simulation.world(NODE).files.exists(f"{DATA}/{LIMBO}")
 
 
-def test_file_of_another_bookie_stops_the_start() -> None:
-    async def main(simulation: Simulation) -> None:
-        await three_logs_and_a_journal(simulation)
-        world = simulation.world(NODE)
-        for suffix in ("mark", ".lidx", ".log", ".idx"):
-            other = Store.open(world, DATA, bytes(16), QUIET, KNOWN)
-            with pytest.raises(ForeignFile, match=suffix):
-                await simulation.spawn(NODE, other)
-            remove(simulation.node(NODE).disk, one(simulation.node(NODE).disk, suffix))
-
-    simulate(main)
+async def test_file_of_another_bookie_stops_the_start(simulation: Simulation, /) -> None:
+    await three_logs_and_a_journal(simulation)
+    world = simulation.world(NODE)
+    for suffix in ("mark", ".lidx", ".log", ".idx"):
+        other = Store.open(world, DATA, bytes(16), QUIET, KNOWN)
+        with pytest.raises(ForeignFile, match=suffix):
+            await simulation.spawn(NODE, other)
+        remove(simulation.node(NODE).disk, one(simulation.node(NODE).disk, suffix))

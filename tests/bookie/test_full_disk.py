@@ -18,6 +18,8 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, add, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
+
 LIMITS = DiskLimits(0.95, 0.90, 0.90, 1000)
 BALLAST = "/ballast"
 RESERVE = f"{DATA}/{NAME}"
@@ -69,21 +71,20 @@ def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
     assert judge_disk(DiskUsage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
 
 
-def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(cluster: Cluster) -> None:
-        cluster.simulation.node(NODE).disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY // 2 + (4 << 20))
-        assert bookie.disk_monitor.state is DiskState.WRITABLE
-        assert not caplog.messages
-        await bookie.close()
-        bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY + 1)
-        assert await registered_read_only(cluster, bookie)
-        assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.READ_ONLY
-        (said,) = [each for each in caplog.messages if "free_bytes_min" in each]
-        assert f"fewer than the {CAPACITY + 1} of free_bytes_min" in said
-        assert "never writable" in said
-
-    with_cluster(main)
+async def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(
+    cluster: Cluster, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.simulation.node(NODE).disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY // 2 + (4 << 20))
+    assert bookie.disk_monitor.state is DiskState.WRITABLE
+    assert not caplog.messages
+    await bookie.close()
+    bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY + 1)
+    assert await registered_read_only(cluster, bookie)
+    assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.READ_ONLY
+    (said,) = [each for each in caplog.messages if "free_bytes_min" in each]
+    assert f"fewer than the {CAPACITY + 1} of free_bytes_min" in said
+    assert "never writable" in said
 
 
 CAPACITY = 16 << 20
@@ -129,153 +130,139 @@ async def put_ledger(cluster: Cluster, ledger: int) -> None:
     await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
 
 
-def test_recovery_goes_on_when_clients_adds_are_refused() -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=CONFIG)
-        assert disk.inode(RESERVE).now.size == 512 << 10, "allocated at the start"
-        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        fill(disk)
-        assert await add_until_refused(caller, 1, acked, 1000) is Status.READ_ONLY
-        await asyncio.sleep(20)
-        assert await registered_read_only(cluster, bookie)
-        assert bookie.disk_monitor.state is DiskState.NO_ROOM
-        assert not bookie.store.room.is_reserve_held
-        for entry in range(40):
-            assert (await caller.add(2, entry, payload(2, entry, 900), recovery=True)).status is Status.OK
-            acked[2, entry] = None
-        assert (await caller.add(2, 40, b"x")).status is Status.READ_ONLY
-        assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
-        await check(caller, acked)
-        free(disk)
-        await asyncio.sleep(20)
-        assert not await registered_read_only(cluster, bookie)
-        assert bookie.store.room.is_reserve_held
-        assert (await caller.add(3, 0, b"again")).status is Status.OK
-        await check(caller, acked)
-
-    with_cluster(main)
+async def test_recovery_goes_on_when_clients_adds_are_refused(cluster: Cluster, /) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=CONFIG)
+    assert disk.inode(RESERVE).now.size == 512 << 10, "allocated at the start"
+    caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+    fill(disk)
+    assert await add_until_refused(caller, 1, acked, 1000) is Status.READ_ONLY
+    await asyncio.sleep(20)
+    assert await registered_read_only(cluster, bookie)
+    assert bookie.disk_monitor.state is DiskState.NO_ROOM
+    assert not bookie.store.room.is_reserve_held
+    for entry in range(40):
+        assert (await caller.add(2, entry, payload(2, entry, 900), recovery=True)).status is Status.OK
+        acked[2, entry] = None
+    assert (await caller.add(2, 40, b"x")).status is Status.READ_ONLY
+    assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
+    await check(caller, acked)
+    free(disk)
+    await asyncio.sleep(20)
+    assert not await registered_read_only(cluster, bookie)
+    assert bookie.store.room.is_reserve_held
+    assert (await caller.add(3, 0, b"again")).status is Status.OK
+    await check(caller, acked)
 
 
-def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
+async def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again(cluster: Cluster, /) -> None:
     """The reserve is enough to move what lives beside what was deleted."""
-
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=CONFIG)
-        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        for ledger in (1, 2, 3, 4):
-            await put_ledger(cluster, ledger)
-        for entry in range(0, 1200, 40):
-            for ledger in (1, 2, 3):
-                for each in range(entry, entry + 40):
-                    assert (await caller.add(ledger, each, payload(ledger, each, 900))).status is Status.OK
-            assert (await caller.add(4, entry, payload(4, entry, 900))).status is Status.OK
-            acked[4, entry] = None
-        total = disk.used_bytes()
-        fill(disk)
-        await add_until_refused(caller, 5, {}, 1000)
-        await asyncio.sleep(20)
-        assert await registered_read_only(cluster, bookie)
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=CONFIG)
+    caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+    for ledger in (1, 2, 3, 4):
+        await put_ledger(cluster, ledger)
+    for entry in range(0, 1200, 40):
         for ledger in (1, 2, 3):
-            await deletions.delete_ledgers(cluster.metadata, [ledger])
-        await put_ledger(cluster, 5)
-        for _ in range(2):
-            await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(roll=True))
-            await asyncio.sleep(1)
-        await asyncio.sleep(20)
-        assert disk.used_bytes() - disk.inode(BALLAST).now.size < total // 2
-        assert not await registered_read_only(cluster, bookie)
-        assert (await caller.add(4, 5000, b"again")).status is Status.OK
-        await check(caller, acked)
+            for each in range(entry, entry + 40):
+                assert (await caller.add(ledger, each, payload(ledger, each, 900))).status is Status.OK
+        assert (await caller.add(4, entry, payload(4, entry, 900))).status is Status.OK
+        acked[4, entry] = None
+    total = disk.used_bytes()
+    fill(disk)
+    await add_until_refused(caller, 5, {}, 1000)
+    await asyncio.sleep(20)
+    assert await registered_read_only(cluster, bookie)
+    for ledger in (1, 2, 3):
+        await deletions.delete_ledgers(cluster.metadata, [ledger])
+    await put_ledger(cluster, 5)
+    for _ in range(2):
+        await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(roll=True))
+        await asyncio.sleep(1)
+    await asyncio.sleep(20)
+    assert disk.used_bytes() - disk.inode(BALLAST).now.size < total // 2
+    assert not await registered_read_only(cluster, bookie)
+    assert (await caller.add(4, 5000, b"again")).status is Status.OK
+    await check(caller, acked)
 
-    with_cluster(main)
 
-
-def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waiting_for_a_major_compaction() -> None:
+async def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waiting_for_a_major_compaction(
+    cluster: Cluster, /
+) -> None:
     """Full to the last byte: the reserve, which grew with the logs, holds what lives in one of them."""
-
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = 128 << 20
-        bookie = await cluster.start(store=CONFIG, gc_interval_s=60.0)
-        caller = cluster.caller(bookie)
-        for ledger in (1, 2, 3):
-            await put_ledger(cluster, ledger)
-        entry = 0
-        while (await caller.add(1 + entry % 3, entry, payload(entry % 50, 0, 60_000))).status is Status.OK:
-            entry += 1
-            if entry % 100 == 0:
-                await asyncio.sleep(11)
-        assert disk.inode(RESERVE).now.size > 5 << 20
-        fill(disk)
-        await asyncio.sleep(200)
-        assert await registered_read_only(cluster, bookie)
-        await deletions.delete_ledgers(cluster.metadata, [1])
-        await asyncio.sleep(400)
-        assert not await registered_read_only(cluster, bookie)
-        assert (await caller.add(2, 1 << 20, b"again")).status is Status.OK
-        for each in range(entry):
-            if each % 3:
-                head, found = await caller.read(1 + each % 3, each)
-                assert head.status is Status.OK
-                assert payload_of(found[0]) == payload(each % 50, 0, 60_000)
-
-    with_cluster(main)
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = 128 << 20
+    bookie = await cluster.start(store=CONFIG, gc_interval_s=60.0)
+    caller = cluster.caller(bookie)
+    for ledger in (1, 2, 3):
+        await put_ledger(cluster, ledger)
+    entry = 0
+    while (await caller.add(1 + entry % 3, entry, payload(entry % 50, 0, 60_000))).status is Status.OK:
+        entry += 1
+        if entry % 100 == 0:
+            await asyncio.sleep(11)
+    assert disk.inode(RESERVE).now.size > 5 << 20
+    fill(disk)
+    await asyncio.sleep(200)
+    assert await registered_read_only(cluster, bookie)
+    await deletions.delete_ledgers(cluster.metadata, [1])
+    await asyncio.sleep(400)
+    assert not await registered_read_only(cluster, bookie)
+    assert (await caller.add(2, 1 << 20, b"again")).status is Status.OK
+    for each in range(entry):
+        if each % 3:
+            head, found = await caller.read(1 + each % 3, each)
+            assert head.status is Status.OK
+            assert payload_of(found[0]) == payload(each % 50, 0, 60_000)
 
 
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
 @pytest.mark.parametrize("before", range(0, 400, 23))
-def test_a_bookie_that_was_full_when_stopped_can_start(before: int, power_loss: bool) -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=CONFIG)
-        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        await add_until_refused(caller, 1, acked, before)
-        fill(disk)
-        await add_until_refused(caller, 2, acked, 1000)
-        await asyncio.sleep(1)  # it has registered as read-only: the metadata of these tests dies with who asks it
-        bookie = await cluster.restart(power_loss=power_loss)
-        caller = cluster.caller(bookie)
-        await check(caller, acked)
-        assert await registered_read_only(cluster, bookie)
-        free(disk)
-        await asyncio.sleep(20)
-        assert (await caller.add(3, 0, b"again")).status is Status.OK
-
-    with_cluster(main)
+async def test_a_bookie_that_was_full_when_stopped_can_start(
+    cluster: Cluster, /, before: int, power_loss: bool
+) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=CONFIG)
+    caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+    await add_until_refused(caller, 1, acked, before)
+    fill(disk)
+    await add_until_refused(caller, 2, acked, 1000)
+    await asyncio.sleep(1)  # it has registered as read-only: the metadata of these tests dies with who asks it
+    bookie = await cluster.restart(power_loss=power_loss)
+    caller = cluster.caller(bookie)
+    await check(caller, acked)
+    assert await registered_read_only(cluster, bookie)
+    free(disk)
+    await asyncio.sleep(20)
+    assert (await caller.add(3, 0, b"again")).status is Status.OK
 
 
 @pytest.mark.parametrize("operation", range(1, 260, 7))
-def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> None:
+async def test_a_disk_that_fills_up_at_any_moment_loses_nothing(cluster: Cluster, /, operation: int) -> None:
     """Before that operation of adds, checkpoints, compaction and deletion."""
-
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=CONFIG)
-        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        disk.crash_at_operation(operation, lambda: fill(disk))
-        for round_ in range(3):
-            await add_until_refused(caller, 10 + round_, acked, 20)
-            await add_until_refused(caller, 20 + round_, {}, 20)
-            await cluster.simulation.spawn(NODE, bookie.store.delete([20 + round_]))
-            await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(0.6, 0.6), roll=True))
-        await asyncio.sleep(20)
-        assert await registered_read_only(cluster, bookie)
-        free(disk)
-        await asyncio.sleep(20)
-        await check(caller, acked)
-        assert (await caller.add(30, 0, b"again")).status is Status.OK
-        await asyncio.sleep(3)  # between two looks at the disk: a call would be under way in the metadata, here
-        bookie = await cluster.restart()
-        await check(cluster.caller(bookie), acked)
-        bookie.store.check()
-
-    with_cluster(main)
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=CONFIG)
+    caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+    disk.crash_at_operation(operation, lambda: fill(disk))
+    for round_ in range(3):
+        await add_until_refused(caller, 10 + round_, acked, 20)
+        await add_until_refused(caller, 20 + round_, {}, 20)
+        await cluster.simulation.spawn(NODE, bookie.store.delete([20 + round_]))
+        await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(0.6, 0.6), roll=True))
+    await asyncio.sleep(20)
+    assert await registered_read_only(cluster, bookie)
+    free(disk)
+    await asyncio.sleep(20)
+    await check(caller, acked)
+    assert (await caller.add(30, 0, b"again")).status is Status.OK
+    await asyncio.sleep(3)  # between two looks at the disk: a call would be under way in the metadata, here
+    bookie = await cluster.restart()
+    await check(cluster.caller(bookie), acked)
+    bookie.store.check()
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["tombstones-in-the-journal", "tombstones-in-the-ledger-index"])
@@ -327,26 +314,23 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
         simulate(main, seed)
 
 
-def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_are_tried() -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = CAPACITY
-        bookie = await cluster.start(store=replace(CONFIG, reserve_bytes=0))
-        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        await add_until_refused(caller, 1, acked, 30)
-        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        fill(disk)
-        before = 0
-        for _ in range(5):
-            done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1),
-                roll=True))
-            assert done.compacted == []
-            names = [path for path in disk.paths() if "/entries/" in path]
-            before = before or len(names)
-            assert len(names) == before
-        free(disk)
-        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
-        assert done.compacted != []
-        await check(caller, acked)
-
-    with_cluster(main)
+async def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_are_tried(cluster: Cluster, /) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    disk.capacity_bytes = CAPACITY
+    bookie = await cluster.start(store=replace(CONFIG, reserve_bytes=0))
+    caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+    await add_until_refused(caller, 1, acked, 30)
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    fill(disk)
+    before = 0
+    for _ in range(5):
+        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1),
+            roll=True))
+        assert done.compacted == []
+        names = [path for path in disk.paths() if "/entries/" in path]
+        before = before or len(names)
+        assert len(names) == before
+    free(disk)
+    done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
+    assert done.compacted != []
+    await check(caller, acked)

@@ -27,34 +27,30 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL
 
-
-def test_new_bookie_gets_a_uuid_and_keeps_it() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        first = bookie.id
-        found = await cluster.metadata.get(paths.cookie(first))
-        assert found is not None
-        cookie = records.decode(found.value, records.CookieRecord, paths.cookie(first))
-        assert (cookie.bookie, cookie.directories) == (first, (f"{NODE}:{DATA}",))
-        found = await cluster.metadata.get(paths.bookie(first))
-        assert found is not None
-        assert records.decode(found.value, records.BookieRecord, paths.bookie(first)).endpoint == str(bookie.endpoint)
-        assert (await cluster.restart()).id == first
-        assert await cluster.metadata.children(paths.COOKIES) == [first]
-
-    with_cluster(main)
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
 
 
-def test_closed_bookie_is_no_longer_registered() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        await cluster.simulation.spawn(NODE, bookie.close())
-        await cluster.simulation.spawn(NODE, bookie.close())
-        assert await cluster.metadata.children(paths.BOOKIES) == []
-        bookie = await cluster.start()
-        assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+async def test_new_bookie_gets_a_uuid_and_keeps_it(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    first = bookie.id
+    found = await cluster.metadata.get(paths.cookie(first))
+    assert found is not None
+    cookie = records.decode(found.value, records.CookieRecord, paths.cookie(first))
+    assert (cookie.bookie, cookie.directories) == (first, (f"{NODE}:{DATA}",))
+    found = await cluster.metadata.get(paths.bookie(first))
+    assert found is not None
+    assert records.decode(found.value, records.BookieRecord, paths.bookie(first)).endpoint == str(bookie.endpoint)
+    assert (await cluster.restart()).id == first
+    assert await cluster.metadata.children(paths.COOKIES) == [first]
 
-    with_cluster(main)
+
+async def test_closed_bookie_is_no_longer_registered(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    await cluster.simulation.spawn(NODE, bookie.close())
+    await cluster.simulation.spawn(NODE, bookie.close())
+    assert await cluster.metadata.children(paths.BOOKIES) == []
+    bookie = await cluster.start()
+    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
 
 
 INSTANCE = "i"
@@ -103,122 +99,100 @@ def test_every_verdict_has_a_row() -> None:
     assert {row[0] for row in MATRIX} == set(DirectoryVerdict)
 
 
-def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back_under_a_new_uuid() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = (await cluster.start()).id
-        with pytest.raises(Busy, match=r"is registered: stop it first"):
-            await identity.delete_bookie(cluster.metadata, first)
-        cluster.simulation.crash(NODE)
-        cluster.simulation.node(NODE).disk.wipe()
-        with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
-            await cluster.start()
-        await cluster.metadata.delete(paths.bookie(first))  # its session ends
+async def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back_under_a_new_uuid(
+    cluster: Cluster, /
+) -> None:
+    first = (await cluster.start()).id
+    with pytest.raises(Busy, match=r"is registered: stop it first"):
         await identity.delete_bookie(cluster.metadata, first)
-        assert (await cluster.restart()).id != first
-        with pytest.raises(NotFound, match=r"knows no bookie"):
-            await identity.delete_bookie(cluster.metadata, first)
-
-    with_cluster(main)
-
-
-def test_directory_without_its_files_is_refused_though_the_cookie_is_there() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        await cluster.simulation.spawn(NODE, bookie.close())
-        cluster.simulation.crash(NODE)
-        root = cluster.simulation.node(NODE).disk.find(DATA)
-        assert isinstance(root, Directory)
-        for names in (root.now, root.durable):
-            for name in [name for name in names if name not in (identity.COOKIE, identity.LOCK)]:
-                del names[name]
-        with pytest.raises(InvalidConfiguration, match=r"is empty: its data is lost"):
-            await cluster.start()
-
-    with_cluster(main)
+    cluster.simulation.crash(NODE)
+    cluster.simulation.node(NODE).disk.wipe()
+    with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
+        await cluster.start()
+    await cluster.metadata.delete(paths.bookie(first))  # its session ends
+    await identity.delete_bookie(cluster.metadata, first)
+    assert (await cluster.restart()).id != first
+    with pytest.raises(NotFound, match=r"knows no bookie"):
+        await identity.delete_bookie(cluster.metadata, first)
 
 
-def test_directory_that_the_metadata_does_not_know_is_refused() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = (await cluster.start()).id
-        await cluster.metadata.delete(paths.cookie(first))
-        with pytest.raises(InvalidConfiguration, match=r"which the metadata does not know"):
-            await cluster.restart()
-
-    with_cluster(main)
-
-
-def test_exchanged_directories_are_refused_and_start_when_they_are_put_back() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = await cluster.start()
-        world = cluster.simulation.world("other")
-        config = replace(cluster.config, host="other", port=0)
-        second = await cluster.simulation.spawn("other", Bookie.start(world, config, cluster.metadata))
-        for node in (NODE, "other"):
-            cluster.simulation.crash(node)
-        disks = [cluster.simulation.node(node).disk for node in (NODE, "other")]
-        disks[0].root, disks[1].root = disks[1].root, disks[0].root
-        wrong = rf"data of bookie {second.id}, but {NODE}:{DATA} is the place of bookie {first.id}: .* exchanged"
-        with pytest.raises(InvalidConfiguration, match=wrong):
-            await cluster.start()
-        disks[0].root, disks[1].root = disks[1].root, disks[0].root
-        assert (await cluster.restart()).id == first.id
-
-    with_cluster(main)
+async def test_directory_without_its_files_is_refused_though_the_cookie_is_there(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    await cluster.simulation.spawn(NODE, bookie.close())
+    cluster.simulation.crash(NODE)
+    root = cluster.simulation.node(NODE).disk.find(DATA)
+    assert isinstance(root, Directory)
+    for names in (root.now, root.durable):
+        for name in [name for name in names if name not in (identity.COOKIE, identity.LOCK)]:
+            del names[name]
+    with pytest.raises(InvalidConfiguration, match=r"is empty: its data is lost"):
+        await cluster.start()
 
 
-def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = (await cluster.start()).id
-        cluster.simulation.crash(NODE)
-        with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
-            await cluster.start(advertised_host="rack-9")
-        await cluster.metadata.delete(paths.bookie(first))
-        await identity.change_place(cluster.metadata, first, f"rack-9:{DATA}")
-        assert (await cluster.restart()).id == first
-        cluster.simulation.crash(NODE)
-        with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):
-            await cluster.start(advertised_host="")
-
-    with_cluster(main)
-
-
-def test_place_with_a_name_may_move_and_takes_over_from_the_address() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = (await cluster.start()).id
-        cluster.simulation.crash(NODE)
-        assert (await cluster.start(place="bookie-1")).id == first
-        cluster.simulation.crash(NODE)
-        assert (await cluster.start(advertised_host="rack-9")).id == first
-
-    with_cluster(main)
-
-
-def test_starts_are_counted_in_the_cookie_first_and_in_the_metadata_after() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        for starts in (1, 2, 3):
-            assert (await record_of(cluster, bookie.id)).starts == starts
-            assert cookie_of(cluster).starts == starts
-            bookie = await cluster.restart()
-
-    with_cluster(main)
-
-
-def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted() -> None:
-    async def main(cluster: Cluster) -> None:
-        first = (await cluster.start()).id
-        old = await record_of(cluster, first)
+async def test_directory_that_the_metadata_does_not_know_is_refused(cluster: Cluster, /) -> None:
+    first = (await cluster.start()).id
+    await cluster.metadata.delete(paths.cookie(first))
+    with pytest.raises(InvalidConfiguration, match=r"which the metadata does not know"):
         await cluster.restart()
-        await cluster.restart()
-        await cluster.metadata.put(paths.cookie(first), records.encode(old, paths.cookie(first)))
-        with pytest.raises(InvalidConfiguration, match=rf"older than the directory.*accept-metadata {first}`"):
-            await cluster.restart()
-        await cluster.metadata.delete(paths.bookie(first))
-        await identity.accept_metadata(cluster.metadata, first)
-        assert (await cluster.restart()).id == first
-        assert (await cluster.restart()).id == first
 
-    with_cluster(main)
+
+async def test_exchanged_directories_are_refused_and_start_when_they_are_put_back(cluster: Cluster, /) -> None:
+    first = await cluster.start()
+    world = cluster.simulation.world("other")
+    config = replace(cluster.config, host="other", port=0)
+    second = await cluster.simulation.spawn("other", Bookie.start(world, config, cluster.metadata))
+    for node in (NODE, "other"):
+        cluster.simulation.crash(node)
+    disks = [cluster.simulation.node(node).disk for node in (NODE, "other")]
+    disks[0].root, disks[1].root = disks[1].root, disks[0].root
+    wrong = rf"data of bookie {second.id}, but {NODE}:{DATA} is the place of bookie {first.id}: .* exchanged"
+    with pytest.raises(InvalidConfiguration, match=wrong):
+        await cluster.start()
+    disks[0].root, disks[1].root = disks[1].root, disks[0].root
+    assert (await cluster.restart()).id == first.id
+
+
+async def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved(cluster: Cluster, /) -> None:
+    first = (await cluster.start()).id
+    cluster.simulation.crash(NODE)
+    with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
+        await cluster.start(advertised_host="rack-9")
+    await cluster.metadata.delete(paths.bookie(first))
+    await identity.change_place(cluster.metadata, first, f"rack-9:{DATA}")
+    assert (await cluster.restart()).id == first
+    cluster.simulation.crash(NODE)
+    with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):
+        await cluster.start(advertised_host="")
+
+
+async def test_place_with_a_name_may_move_and_takes_over_from_the_address(cluster: Cluster, /) -> None:
+    first = (await cluster.start()).id
+    cluster.simulation.crash(NODE)
+    assert (await cluster.start(place="bookie-1")).id == first
+    cluster.simulation.crash(NODE)
+    assert (await cluster.start(advertised_host="rack-9")).id == first
+
+
+async def test_starts_are_counted_in_the_cookie_first_and_in_the_metadata_after(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    for starts in (1, 2, 3):
+        assert (await record_of(cluster, bookie.id)).starts == starts
+        assert cookie_of(cluster).starts == starts
+        bookie = await cluster.restart()
+
+
+async def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted(cluster: Cluster, /) -> None:
+    first = (await cluster.start()).id
+    old = await record_of(cluster, first)
+    await cluster.restart()
+    await cluster.restart()
+    await cluster.metadata.put(paths.cookie(first), records.encode(old, paths.cookie(first)))
+    with pytest.raises(InvalidConfiguration, match=rf"older than the directory.*accept-metadata {first}`"):
+        await cluster.restart()
+    await cluster.metadata.delete(paths.bookie(first))
+    await identity.accept_metadata(cluster.metadata, first)
+    assert (await cluster.restart()).id == first
+    assert (await cluster.restart()).id == first
 
 
 def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
@@ -250,18 +224,17 @@ def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
         with_cluster(main)
 
 
-def test_position_of_the_journal_is_in_the_metadata_at_the_start_and_whenever_it_moved() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        before = await record_of(cluster, bookie.id)
-        assert (before.journal, before.offset) == bookie.store.journal_position
-        assert (await cluster.caller(bookie).add(1, 0, b"x" * 5000)).status is Status.OK
-        await asyncio.sleep(cluster.config.upkeep_interval_s + 1)
-        after = await record_of(cluster, bookie.id)
-        assert (after.journal, after.offset) == bookie.store.journal_position
-        assert after.offset > before.offset
-
-    with_cluster(main)
+async def test_position_of_the_journal_is_in_the_metadata_at_the_start_and_whenever_it_moved(
+    cluster: Cluster, /
+) -> None:
+    bookie = await cluster.start()
+    before = await record_of(cluster, bookie.id)
+    assert (before.journal, before.offset) == bookie.store.journal_position
+    assert (await cluster.caller(bookie).add(1, 0, b"x" * 5000)).status is Status.OK
+    await asyncio.sleep(cluster.config.upkeep_interval_s + 1)
+    after = await record_of(cluster, bookie.id)
+    assert (after.journal, after.offset) == bookie.store.journal_position
+    assert after.offset > before.offset
 
 
 def test_directory_without_permission_says_so(tmp_path: Path) -> None:
@@ -273,20 +246,17 @@ def test_directory_without_permission_says_so(tmp_path: Path) -> None:
         identity.lock_directory(real_world().files, str(file))
 
 
-def test_permission_denied_anywhere_in_a_start_is_typed() -> None:
-    async def main(cluster: Cluster) -> None:
-        await cluster.start()
-        for path in (identity.LOCK, identity.COOKIE, "mark", ".jnl"):
-            cluster.simulation.crash(NODE)
-            kind = "lock" if path == identity.LOCK else "open"
-            disk = cluster.simulation.node(NODE).disk
-            disk.faults = [FileFault(kind, path, errno.EACCES)]
-            with pytest.raises(InvalidConfiguration, match=rf"{DATA} cannot be used: Permission denied .*{path}"):
-                await cluster.start()
-            disk.faults = []
-            await cluster.restart()
-
-    with_cluster(main)
+async def test_permission_denied_anywhere_in_a_start_is_typed(cluster: Cluster, /) -> None:
+    await cluster.start()
+    for path in (identity.LOCK, identity.COOKIE, "mark", ".jnl"):
+        cluster.simulation.crash(NODE)
+        kind = "lock" if path == identity.LOCK else "open"
+        disk = cluster.simulation.node(NODE).disk
+        disk.faults = [FileFault(kind, path, errno.EACCES)]
+        with pytest.raises(InvalidConfiguration, match=rf"{DATA} cannot be used: Permission denied .*{path}"):
+            await cluster.start()
+        disk.faults = []
+        await cluster.restart()
 
 
 def a_ledger(bookie: str) -> records.LedgerRecord:
@@ -310,29 +280,23 @@ def cookie_of(cluster: Cluster) -> Cookie:
     return cookie_format.decode(disk.read_file(files, path), path)
 
 
-def test_directory_of_another_cluster_is_refused() -> None:
-    async def main(cluster: Cluster) -> None:
+async def test_directory_of_another_cluster_is_refused(cluster: Cluster, /) -> None:
+    await cluster.start()
+    await put_record(cluster.metadata, paths.CLUSTER, records.ClusterRecord(instance="other"))
+    with pytest.raises(InvalidConfiguration, match=r"belongs to a bookie of cluster"):
+        await cluster.restart()
+
+
+async def test_files_without_a_cookie_and_a_damaged_cookie_are_refused(cluster: Cluster, /) -> None:
+    await cluster.start()
+    cluster.simulation.crash(NODE)
+    path = f"{DATA}/{identity.COOKIE}"
+    cluster.simulation.node(NODE).disk.flip_bit(path, 40)
+    with pytest.raises(InvalidConfiguration, match=rf"{path}: damaged"):
         await cluster.start()
-        await put_record(cluster.metadata, paths.CLUSTER, records.ClusterRecord(instance="other"))
-        with pytest.raises(InvalidConfiguration, match=r"belongs to a bookie of cluster"):
-            await cluster.restart()
-
-    with_cluster(main)
-
-
-def test_files_without_a_cookie_and_a_damaged_cookie_are_refused() -> None:
-    async def main(cluster: Cluster) -> None:
+    cluster.simulation.world(NODE).files.remove(path)
+    with pytest.raises(InvalidConfiguration, match=r"files but no cookie"):
         await cluster.start()
-        cluster.simulation.crash(NODE)
-        path = f"{DATA}/{identity.COOKIE}"
-        cluster.simulation.node(NODE).disk.flip_bit(path, 40)
-        with pytest.raises(InvalidConfiguration, match=rf"{path}: damaged"):
-            await cluster.start()
-        cluster.simulation.world(NODE).files.remove(path)
-        with pytest.raises(InvalidConfiguration, match=r"files but no cookie"):
-            await cluster.start()
-
-    with_cluster(main)
 
 
 def test_first_start_that_was_cut_short_is_finished_or_explained() -> None:
@@ -352,20 +316,17 @@ def test_first_start_that_was_cut_short_is_finished_or_explained() -> None:
         with_cluster(main)
 
 
-def test_newer_format_says_which_and_what_to_do() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        await cluster.simulation.spawn(NODE, bookie.close())
-        cluster.simulation.crash(NODE)
-        files = cluster.simulation.world(NODE).files
-        file = files.open(f"{DATA}/mark")
-        head = file.pread(52, 0)
-        newer = head[:8] + b"\x00\x02" + head[10:]
-        file.pwrite([newer, crc32c(newer).to_bytes(4, "big")], 0)
-        with pytest.raises(InvalidConfiguration, match=r"mark of format version 2; .* reads up to 1"):
-            await cluster.start()
-
-    with_cluster(main)
+async def test_newer_format_says_which_and_what_to_do(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    await cluster.simulation.spawn(NODE, bookie.close())
+    cluster.simulation.crash(NODE)
+    files = cluster.simulation.world(NODE).files
+    file = files.open(f"{DATA}/mark")
+    head = file.pread(52, 0)
+    newer = head[:8] + b"\x00\x02" + head[10:]
+    file.pwrite([newer, crc32c(newer).to_bytes(4, "big")], 0)
+    with pytest.raises(InvalidConfiguration, match=r"mark of format version 2; .* reads up to 1"):
+        await cluster.start()
 
 
 async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_path: Path) -> None:
@@ -382,44 +343,38 @@ async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_pa
     await store.close()
 
 
-def test_full_disk_at_the_start_says_so_and_loses_nothing() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        assert (await cluster.caller(bookie).add(1, 0, b"kept")).status is Status.OK
-        disk = cluster.simulation.node(NODE).disk
-        cluster.simulation.crash(NODE, power_loss=True)
-        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
-        with pytest.raises(ReadOnly, match=r"no room for the journal"):
-            await cluster.start()
-        disk.capacity_bytes = capacity
-        caller = cluster.caller(await cluster.restart())
-        assert (await caller.read(1, 0))[0].status is Status.OK
-
-    with_cluster(main)
+async def test_full_disk_at_the_start_says_so_and_loses_nothing(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    assert (await cluster.caller(bookie).add(1, 0, b"kept")).status is Status.OK
+    disk = cluster.simulation.node(NODE).disk
+    cluster.simulation.crash(NODE, power_loss=True)
+    capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
+    with pytest.raises(ReadOnly, match=r"no room for the journal"):
+        await cluster.start()
+    disk.capacity_bytes = capacity
+    caller = cluster.caller(await cluster.restart())
+    assert (await caller.read(1, 0))[0].status is Status.OK
 
 
-def test_bookie_registers_again_after_its_session_was_lost() -> None:
-    async def main(cluster: Cluster) -> None:
-        store = cluster.sqlite
-        sessions = [store.new_session(timeout_s=2.0), store.new_session(timeout_s=2.0)]
-        made = iter(sessions)
+async def test_bookie_registers_again_after_its_session_was_lost(cluster: Cluster, /) -> None:
+    store = cluster.sqlite
+    sessions = [store.new_session(timeout_s=2.0), store.new_session(timeout_s=2.0)]
+    made = iter(sessions)
 
-        async def new_session() -> MetadataStore:
-            return next(made)
+    async def new_session() -> MetadataStore:
+        return next(made)
 
-        world = cluster.simulation.world(NODE)
-        first = await new_session()
-        bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, cluster.config, first, new_session))
-        store.abandon_session(first.session_id)
-        await asyncio.sleep(10)
-        assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
-        with pytest.raises(SessionExpired):
-            await first.get(paths.CLUSTER)
-        assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.close())
-        assert await cluster.metadata.children(paths.BOOKIES) == []
-
-    with_cluster(main)
+    world = cluster.simulation.world(NODE)
+    first = await new_session()
+    bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, cluster.config, first, new_session))
+    store.abandon_session(first.session_id)
+    await asyncio.sleep(10)
+    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+    with pytest.raises(SessionExpired):
+        await first.get(paths.CLUSTER)
+    assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.close())
+    assert await cluster.metadata.children(paths.BOOKIES) == []
 
 
 def test_contradicting_settings_are_refused_at_once() -> None:
@@ -433,34 +388,30 @@ def test_contradicting_settings_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("moment", ["before the start is counted", "before it registers"])
-def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        await bookie.close()
-        honest = identity.record_start
+async def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(
+    cluster: Cluster, /, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await cluster.start()
+    await bookie.close()
+    honest = identity.record_start
 
-        async def complete(*arguments: Any) -> None:
-            if moment == "before the start is counted":
-                await identity.delete_bookie(cluster.metadata, bookie.id)
-            await honest(*arguments)
-            if moment == "before it registers":
-                await identity.delete_bookie(cluster.metadata, bookie.id)
+    async def complete(*arguments: Any) -> None:
+        if moment == "before the start is counted":
+            await identity.delete_bookie(cluster.metadata, bookie.id)
+        await honest(*arguments)
+        if moment == "before it registers":
+            await identity.delete_bookie(cluster.metadata, bookie.id)
 
-        monkeypatch.setattr(identity, "record_start", complete)
-        with pytest.raises((Unavailable, InvalidConfiguration)):
-            await cluster.start()
-        assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"
-        assert await cluster.metadata.get(paths.bookie(bookie.id)) is None
-
-    with_cluster(main)
+    monkeypatch.setattr(identity, "record_start", complete)
+    with pytest.raises((Unavailable, InvalidConfiguration)):
+        await cluster.start()
+    assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"
+    assert await cluster.metadata.get(paths.bookie(bookie.id)) is None
 
 
-def test_a_bookie_that_registers_while_it_is_forgotten_stays() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        assert not await identity.delete_cookie(cluster.metadata, bookie.id), "it came between the look and the commit"
-        assert await cluster.metadata.get(paths.cookie(bookie.id)) is not None
-        await bookie.close()
-        assert await identity.delete_cookie(cluster.metadata, bookie.id)
-
-    with_cluster(main)
+async def test_a_bookie_that_registers_while_it_is_forgotten_stays(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    assert not await identity.delete_cookie(cluster.metadata, bookie.id), "it came between the look and the commit"
+    assert await cluster.metadata.get(paths.cookie(bookie.id)) is not None
+    await bookie.close()
+    assert await identity.delete_cookie(cluster.metadata, bookie.id)

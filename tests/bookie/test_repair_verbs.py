@@ -17,89 +17,83 @@ async def say(deployment: Deployment, verb: str, **options: object) -> dict[str,
     return await ask(PeerCaller(network.peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
 
 
-def test_ledgers_are_listed_in_parts_by_state_and_by_bookie() -> None:
-    async def main(deployment: Deployment) -> None:
-        closed = [await deployment.a_ledger(5) for _ in range(3)]
-        opened = await deployment.a_ledger(1, closed=False)
-        ids = [writer.ledger_id for writer in closed]
-        first = await say(deployment, "ledgers", limit=2)
-        assert ([each["ledger"] for each in first["ledgers"]], first["more"]) == (ids[:2], True)
-        rest = await say(deployment, "ledgers", limit=9, after=ids[1])
-        assert [each["ledger"] for each in rest["ledgers"]] == [ids[2], opened.ledger_id]
-        assert not rest["more"]
-        (one,) = (await say(deployment, "ledgers", state="open"))["ledgers"]
-        assert (one["ledger"], one["entries"], one["quorum"]) == (opened.ledger_id, None, "3/3/2")
-        bookie = closed[0].record.fragments[0].bookies[0]
-        named = [writer.ledger_id for writer in [*closed, opened] if bookie in writer.record.fragments[0].bookies]
-        assert [each["ledger"] for each in (await say(deployment, "ledgers", bookie=bookie))["ledgers"]] == named
-        shown = await say(deployment, "ledger", ledger=ids[0])
-        assert (shown["entries"], shown["bytes"], shown["underReplicated"]) == (5, 1500, None)
-        assert closed[0].record.key.hex() not in str(shown)
-        assert (await say(deployment, "ledger", ledger=99))["error"] == errors.LedgerNotFound.__name__
-        assert (await say(deployment, "ledgers", limit="many"))["error"] == errors.InvalidRequest.__name__
-
-    with_deployment(main)
+@pytest.mark.run_by.with_args(with_deployment)
+async def test_ledgers_are_listed_in_parts_by_state_and_by_bookie(deployment: Deployment, /) -> None:
+    closed = [await deployment.a_ledger(5) for _ in range(3)]
+    opened = await deployment.a_ledger(1, closed=False)
+    ids = [writer.ledger_id for writer in closed]
+    first = await say(deployment, "ledgers", limit=2)
+    assert ([each["ledger"] for each in first["ledgers"]], first["more"]) == (ids[:2], True)
+    rest = await say(deployment, "ledgers", limit=9, after=ids[1])
+    assert [each["ledger"] for each in rest["ledgers"]] == [ids[2], opened.ledger_id]
+    assert not rest["more"]
+    (one,) = (await say(deployment, "ledgers", state="open"))["ledgers"]
+    assert (one["ledger"], one["entries"], one["quorum"]) == (opened.ledger_id, None, "3/3/2")
+    bookie = closed[0].record.fragments[0].bookies[0]
+    named = [writer.ledger_id for writer in [*closed, opened] if bookie in writer.record.fragments[0].bookies]
+    assert [each["ledger"] for each in (await say(deployment, "ledgers", bookie=bookie))["ledgers"]] == named
+    shown = await say(deployment, "ledger", ledger=ids[0])
+    assert (shown["entries"], shown["bytes"], shown["underReplicated"]) == (5, 1500, None)
+    assert closed[0].record.key.hex() not in str(shown)
+    assert (await say(deployment, "ledger", ledger=99))["error"] == errors.LedgerNotFound.__name__
+    assert (await say(deployment, "ledgers", limit="many"))["error"] == errors.InvalidRequest.__name__
 
 
-def test_a_dead_bookie_its_marks_and_the_work_are_shown_and_it_is_recovered_at_once_when_somebody_says_so() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(20)
-        dead = writer.record.fragments[0].bookies[0]
-        assert (await say(deployment, "depart", bookie=dead, dead=True))["error"] == errors.Busy.__name__
-        await deployment.kill(deployment.node_of(dead))
+@pytest.mark.run_by(with_deployment, 3)
+async def test_a_dead_bookie_its_marks_and_the_work_are_shown_and_it_is_recovered_at_once_when_somebody_says_so(
+    deployment: Deployment, /
+) -> None:
+    writer = await deployment.a_ledger(20)
+    dead = writer.record.fragments[0].bookies[0]
+    assert (await say(deployment, "depart", bookie=dead, dead=True))["error"] == errors.Busy.__name__
+    await deployment.kill(deployment.node_of(dead))
 
-        async def unregistered() -> bool:
-            rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
-            return (rows[dead]["state"], rows[dead]["ledgers"]) == ("absent", 1)
+    async def unregistered() -> bool:
+        rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
+        return (rows[dead]["state"], rows[dead]["ledgers"]) == ("absent", 1)
 
-        await deployment.until(unregistered)
-        began = deployment.simulation.virtual_seconds
-        assert (await say(deployment, "depart", bookie=dead, dead=True, forget=True))["departing"]
-        await deployment.until_marked(writer.ledger_id)
-        assert deployment.simulation.virtual_seconds - began < 5.0, "no grace is waited for"
-        found = await say(deployment, "under-replicated")
-        (mark,) = found["ledgers"]
-        assert (mark["missing"], mark["reason"], found["count"]) == ({dead: "departing"}, "departing", 1)
-        status = await say(deployment, "repair-status")
-        assert (status["enabled"], status["underReplicated"], status["reasons"]) == (True, 1, {"departing": 1})
-        assert status["bytesLeft"] == 20 * 300
-        left = await say(deployment, "departure", bookie=dead)
-        assert (left["ledgers"], left["marked"], left["registered"]) == (1, 1, False)
-        await deployment.start("b4")
-        await deployment.until_whole(writer.ledger_id, dead)
+    await deployment.until(unregistered)
+    began = deployment.simulation.virtual_seconds
+    assert (await say(deployment, "depart", bookie=dead, dead=True, forget=True))["departing"]
+    await deployment.until_marked(writer.ledger_id)
+    assert deployment.simulation.virtual_seconds - began < 5.0, "no grace is waited for"
+    found = await say(deployment, "under-replicated")
+    (mark,) = found["ledgers"]
+    assert (mark["missing"], mark["reason"], found["count"]) == ({dead: "departing"}, "departing", 1)
+    status = await say(deployment, "repair-status")
+    assert (status["enabled"], status["underReplicated"], status["reasons"]) == (True, 1, {"departing": 1})
+    assert status["bytesLeft"] == 20 * 300
+    left = await say(deployment, "departure", bookie=dead)
+    assert (left["ledgers"], left["marked"], left["registered"]) == (1, 1, False)
+    await deployment.start("b4")
+    await deployment.until_whole(writer.ledger_id, dead)
 
-        async def forgotten() -> bool:
-            return all(each["id"] != dead for each in (await say(deployment, "bookies"))["bookies"])
+    async def forgotten() -> bool:
+        return all(each["id"] != dead for each in (await say(deployment, "bookies"))["bookies"])
 
-        await deployment.until(forgotten)
-        assert (await say(deployment, "departure", bookie=dead))["ledgers"] == 0
-        status = await say(deployment, "repair-status")
-        assert sum(each["entries"] for each in status["workers"]) >= 20
-
-    with_deployment(main, 3)
+    await deployment.until(forgotten)
+    assert (await say(deployment, "departure", bookie=dead))["ledgers"] == 0
+    status = await say(deployment, "repair-status")
+    assert sum(each["entries"] for each in status["workers"]) >= 20
 
 
-def test_who_departs_may_be_told_to_stay() -> None:
-    async def main(deployment: Deployment) -> None:
-        bookie = deployment.bookies["b1"].id
+@pytest.mark.run_by(with_deployment, 3)
+async def test_who_departs_may_be_told_to_stay(deployment: Deployment, /) -> None:
+    bookie = deployment.bookies["b1"].id
 
-        async def state(wanted: str) -> bool:
-            rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
-            assert rows[bookie]["state"] in ("writable", "read-only", "departing")
-            read_only = deployment.bookies["b1"].disk_monitor.is_read_only
-            return bool(rows[bookie]["state"] == wanted) and read_only is (wanted != "writable")
+    async def state(wanted: str) -> bool:
+        rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
+        assert rows[bookie]["state"] in ("writable", "read-only", "departing")
+        read_only = deployment.bookies["b1"].disk_monitor.is_read_only
+        return bool(rows[bookie]["state"] == wanted) and read_only is (wanted != "writable")
 
-        await say(deployment, "depart", bookie=bookie)
-        await deployment.until(lambda: state("departing"))
-        await say(deployment, "depart", bookie=bookie, cancel=True)
-        await deployment.until(lambda: state("writable"))
-
-    with_deployment(main, 3)
+    await say(deployment, "depart", bookie=bookie)
+    await deployment.until(lambda: state("departing"))
+    await say(deployment, "depart", bookie=bookie, cancel=True)
+    await deployment.until(lambda: state("writable"))
 
 
 @pytest.mark.parametrize("verb", ["repair-enable", "depart"])
-def test_an_option_of_a_wrong_type_is_refused(verb: str) -> None:
-    async def main(deployment: Deployment) -> None:
-        assert (await say(deployment, verb, on="yes", bookie=7))["error"] == errors.InvalidRequest.__name__
-
-    with_deployment(main, 1)
+@pytest.mark.run_by(with_deployment, 1)
+async def test_an_option_of_a_wrong_type_is_refused(deployment: Deployment, /, verb: str) -> None:
+    assert (await say(deployment, verb, on="yes", bookie=7))["error"] == errors.InvalidRequest.__name__

@@ -20,128 +20,108 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, payload_of, stored_entry
 from tests.bookie.stores import NODE, SMALL
 
-
-def test_add_read_and_read_lac() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        heads = await asyncio.gather(*[caller.add(7, entry, b"p%d" % entry, lac=entry - 1) for entry in range(20)])
-        assert {head.status for head in heads} == {Status.OK}
-        assert [head.entry for head in heads] == list(range(20))
-        head, entries = await caller.read(7, 3, count=5)
-        assert (head.status, head.count, head.lac) == (Status.OK, 5, 18)
-        assert [payload_of(entry) for entry in entries] == [b"p%d" % entry for entry in range(3, 8)]
-        assert (await caller.read(7, 20))[0].status is Status.NO_SUCH_ENTRY
-        assert (await caller.read(8, 0))[0].status is Status.NO_SUCH_LEDGER
-        head, _ = await caller.send(Op.READ_LAC, 7)
-        assert (head.status, head.lac, head.entry) == (Status.OK, 18, 19)
-        assert (await caller.send(Op.WRITE_LAC, 7, 19))[0].status is Status.OK
-        assert (await caller.send(Op.READ_LAC, 7))[0].lac == 19
-        assert (await caller.send(Op.PING, 7))[0].status is Status.OK
-
-    with_cluster(main)
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
 
 
-def test_entry_in_several_frames_is_one_entry() -> None:
-    async def main(cluster: Cluster) -> None:
-        caller = cluster.caller(await cluster.start())
-        stored = stored_entry(1, 0, b"hello world")
-        for entry, cuts in enumerate(((36,), (36, 40), (10, 20), (40, 41))):
-            stored = stored_entry(1, entry, b"hello world")
-            edges = (0, *cuts, len(stored))
-            frames = tuple(stored[start:end] for start, end in pairwise(edges))
-            assert (await caller.send(Op.ADD, 1, entry, frames=frames))[0].status is Status.OK
-            assert (await caller.read(1, entry))[1] == [stored]
-
-    with_cluster(main)
-
-
-def test_damaged_or_misplaced_entries_are_bad_requests_and_not_stored() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(entry_bytes_max=1000)
-        caller = cluster.caller(bookie)
-        good = stored_entry(1, 5, b"hello")
-        wrong = [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
-        wrong += [good[:i] for i in range(len(good))] + [good + b"x", stored_entry(1, 5, bytes(1000))]
-        for stored in wrong:
-            assert (await caller.send(Op.ADD, 1, 5, frames=(stored,)))[0].status is Status.BAD_REQUEST
-        for ledger, entry in ((1, 6), (2, 5)):
-            assert (await caller.send(Op.ADD, ledger, entry, frames=(good,)))[0].status is Status.BAD_REQUEST
-        assert (await caller.send(Op.ADD, 1, 5))[0].status is Status.BAD_REQUEST
-        assert (await caller.read(1, 5, count=0))[0].status is Status.BAD_REQUEST
-        assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_LEDGER
-        assert bookie.statistics()["bad_requests"] == len(wrong) + 4
-
-    with_cluster(main)
+async def test_add_read_and_read_lac(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    heads = await asyncio.gather(*[caller.add(7, entry, b"p%d" % entry, lac=entry - 1) for entry in range(20)])
+    assert {head.status for head in heads} == {Status.OK}
+    assert [head.entry for head in heads] == list(range(20))
+    head, entries = await caller.read(7, 3, count=5)
+    assert (head.status, head.count, head.lac) == (Status.OK, 5, 18)
+    assert [payload_of(entry) for entry in entries] == [b"p%d" % entry for entry in range(3, 8)]
+    assert (await caller.read(7, 20))[0].status is Status.NO_SUCH_ENTRY
+    assert (await caller.read(8, 0))[0].status is Status.NO_SUCH_LEDGER
+    head, _ = await caller.send(Op.READ_LAC, 7)
+    assert (head.status, head.lac, head.entry) == (Status.OK, 18, 19)
+    assert (await caller.send(Op.WRITE_LAC, 7, 19))[0].status is Status.OK
+    assert (await caller.send(Op.READ_LAC, 7))[0].lac == 19
+    assert (await caller.send(Op.PING, 7))[0].status is Status.OK
 
 
-def test_bytes_that_are_no_request_are_answered_and_harm_nobody() -> None:
-    async def main(cluster: Cluster) -> None:
-        caller = cluster.caller(await cluster.start())
-        for head in (b"", b"x" * 20, bytes(54), bytes(58), b"\x01\x09" + bytes(52), b"\x02\x01" + bytes(52)):
-            reply = await caller.peer.request(head, (b"junk",), timeout_s=5)
-            assert reply.head[3] == Status.BAD_REQUEST
-        assert (await caller.add(1, 0, b"fine")).status is Status.OK
+async def test_entry_in_several_frames_is_one_entry(cluster: Cluster, /) -> None:
+    caller = cluster.caller(await cluster.start())
+    stored = stored_entry(1, 0, b"hello world")
+    for entry, cuts in enumerate(((36,), (36, 40), (10, 20), (40, 41))):
+        stored = stored_entry(1, entry, b"hello world")
+        edges = (0, *cuts, len(stored))
+        frames = tuple(stored[start:end] for start, end in pairwise(edges))
+        assert (await caller.send(Op.ADD, 1, entry, frames=frames))[0].status is Status.OK
+        assert (await caller.read(1, entry))[1] == [stored]
 
-    with_cluster(main)
+
+async def test_damaged_or_misplaced_entries_are_bad_requests_and_not_stored(cluster: Cluster, /) -> None:
+    bookie = await cluster.start(entry_bytes_max=1000)
+    caller = cluster.caller(bookie)
+    good = stored_entry(1, 5, b"hello")
+    wrong = [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
+    wrong += [good[:i] for i in range(len(good))] + [good + b"x", stored_entry(1, 5, bytes(1000))]
+    for stored in wrong:
+        assert (await caller.send(Op.ADD, 1, 5, frames=(stored,)))[0].status is Status.BAD_REQUEST
+    for ledger, entry in ((1, 6), (2, 5)):
+        assert (await caller.send(Op.ADD, ledger, entry, frames=(good,)))[0].status is Status.BAD_REQUEST
+    assert (await caller.send(Op.ADD, 1, 5))[0].status is Status.BAD_REQUEST
+    assert (await caller.read(1, 5, count=0))[0].status is Status.BAD_REQUEST
+    assert (await caller.read(1, 5))[0].status is Status.NO_SUCH_LEDGER
+    assert bookie.statistics()["bad_requests"] == len(wrong) + 4
 
 
-def test_wrong_key_is_unauthorized() -> None:
-    async def main(cluster: Cluster) -> None:
-        caller = cluster.caller(await cluster.start())
-        assert (await caller.add(1, 0, b"mine")).status is Status.OK
-        assert (await caller.add(1, 1, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
-        assert (await caller.read(1, 0, fence=True, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
-        assert (await caller.send(Op.WRITE_LAC, 1, 0, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
-        assert (await caller.add(1, 1, b"mine")).status is Status.OK, "the wrong key fenced nothing"
+async def test_bytes_that_are_no_request_are_answered_and_harm_nobody(cluster: Cluster, /) -> None:
+    caller = cluster.caller(await cluster.start())
+    for head in (b"", b"x" * 20, bytes(54), bytes(58), b"\x01\x09" + bytes(52), b"\x02\x01" + bytes(52)):
+        reply = await caller.peer.request(head, (b"junk",), timeout_s=5)
+        assert reply.head[3] == Status.BAD_REQUEST
+    assert (await caller.add(1, 0, b"fine")).status is Status.OK
+
+
+async def test_wrong_key_is_unauthorized(cluster: Cluster, /) -> None:
+    caller = cluster.caller(await cluster.start())
+    assert (await caller.add(1, 0, b"mine")).status is Status.OK
+    assert (await caller.add(1, 1, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
+    assert (await caller.read(1, 0, fence=True, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
+    assert (await caller.send(Op.WRITE_LAC, 1, 0, key=OTHER_KEY))[0].status is Status.UNAUTHORIZED
+    assert (await caller.add(1, 1, b"mine")).status is Status.OK, "the wrong key fenced nothing"
+    caller = cluster.caller(await cluster.restart())
+    assert (await caller.add(1, 2, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
+
+
+async def test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    assert (await caller.add(1, 0, b"zero")).status is Status.OK
+    head, entries = await caller.read(1, 0, fence=True)
+    assert (head.status, payload_of(entries[0])) == (Status.OK, b"zero")
+    for _ in range(3):
+        assert (await caller.add(1, 1, b"late")).status is Status.FENCED
+        assert (await caller.add(1, 1, b"recovered", recovery=True)).status is Status.OK
+        assert payload_of((await caller.read(1, 1))[1][0]) == b"recovered"
         caller = cluster.caller(await cluster.restart())
-        assert (await caller.add(1, 2, b"not mine", key=OTHER_KEY)).status is Status.UNAUTHORIZED
-
-    with_cluster(main)
-
-
-def test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        assert (await caller.add(1, 0, b"zero")).status is Status.OK
-        head, entries = await caller.read(1, 0, fence=True)
-        assert (head.status, payload_of(entries[0])) == (Status.OK, b"zero")
-        for _ in range(3):
-            assert (await caller.add(1, 1, b"late")).status is Status.FENCED
-            assert (await caller.add(1, 1, b"recovered", recovery=True)).status is Status.OK
-            assert payload_of((await caller.read(1, 1))[1][0]) == b"recovered"
-            caller = cluster.caller(await cluster.restart())
-
-    with_cluster(main)
 
 
 @pytest.mark.parametrize("op", [Op.READ, Op.READ_LAC])
-def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(op: Op) -> None:
+async def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(cluster: Cluster, /, op: Op) -> None:
     """M08 (ledger protocol §1.9)."""
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    synced: list[str] = []
 
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        synced: list[str] = []
+    def record(operation: Operation) -> None:
+        if operation.kind == "fdatasync" and operation.path.endswith(".jnl"):
+            synced.append("sync")
 
-        def record(operation: Operation) -> None:
-            if operation.kind == "fdatasync" and operation.path.endswith(".jnl"):
-                synced.append("sync")
-
-        cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
-        cluster.simulation.node(NODE).disk.record = record
-        first = caller.send(op, 9, 0, flags=Flags.FENCE)
-        second = caller.send(op, 9, 0, flags=Flags.FENCE)
-        await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
-        assert synced, "answered before the sync"
-        head, _ = await first
-        assert head.status is (Status.NO_SUCH_ENTRY if op is Op.READ else Status.OK)
-        await second
-        caller = cluster.caller(await cluster.restart())
-        assert (await caller.add(9, 0, b"late")).status is Status.FENCED
-
-    with_cluster(main)
+    cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
+    cluster.simulation.node(NODE).disk.record = record
+    first = caller.send(op, 9, 0, flags=Flags.FENCE)
+    second = caller.send(op, 9, 0, flags=Flags.FENCE)
+    await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+    assert synced, "answered before the sync"
+    head, _ = await first
+    assert head.status is (Status.NO_SUCH_ENTRY if op is Op.READ else Status.OK)
+    await second
+    caller = cluster.caller(await cluster.restart())
+    assert (await caller.add(9, 0, b"late")).status is Status.FENCED
 
 
 def test_answered_fence_holds_wherever_the_power_fails() -> None:
@@ -163,110 +143,94 @@ def test_answered_fence_holds_wherever_the_power_fails() -> None:
     assert 0 < answered < 7
 
 
-def test_recovery_reads_see_every_add_admitted_before_the_fence() -> None:
-    async def main(cluster: Cluster) -> None:
-        caller = cluster.caller(await cluster.start())
-        for ledger in range(1, 30):
-            adds = [asyncio.ensure_future(caller.add(ledger, entry, b"x")) for entry in range(5)]
-            head, entries = await caller.read(ledger, 0, fence=True, count=10)
-            seen = len(entries)
-            acked = [add.entry for add in await asyncio.gather(*adds) if add.status is Status.OK]
-            assert len(acked) <= seen, f"{len(acked)} adds were acknowledged, the fencing read saw {seen}: {head}"
-
-    with_cluster(main)
+async def test_recovery_reads_see_every_add_admitted_before_the_fence(cluster: Cluster, /) -> None:
+    caller = cluster.caller(await cluster.start())
+    for ledger in range(1, 30):
+        adds = [asyncio.ensure_future(caller.add(ledger, entry, b"x")) for entry in range(5)]
+        head, entries = await caller.read(ledger, 0, fence=True, count=10)
+        seen = len(entries)
+        acked = [add.entry for add in await asyncio.gather(*adds) if add.status is Status.OK]
+        assert len(acked) <= seen, f"{len(acked)} adds were acknowledged, the fencing read saw {seen}: {head}"
 
 
-def test_duplicate_add_is_answered_after_a_sync_of_its_own() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        heads = await asyncio.gather(*[caller.add(1, 0, b"same") for _ in range(5)])
-        assert {head.status for head in heads} == {Status.OK}
-        blocks = bookie.statistics()["journal_blocks"]
-        assert (await caller.add(1, 0, b"same")).status is Status.OK
-        assert bookie.statistics()["journal_blocks"] == blocks + 1
-        caller = cluster.caller(await cluster.restart())
-        assert payload_of((await caller.read(1, 0))[1][0]) == b"same"
-
-    with_cluster(main)
+async def test_duplicate_add_is_answered_after_a_sync_of_its_own(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    heads = await asyncio.gather(*[caller.add(1, 0, b"same") for _ in range(5)])
+    assert {head.status for head in heads} == {Status.OK}
+    blocks = bookie.statistics()["journal_blocks"]
+    assert (await caller.add(1, 0, b"same")).status is Status.OK
+    assert bookie.statistics()["journal_blocks"] == blocks + 1
+    caller = cluster.caller(await cluster.restart())
+    assert payload_of((await caller.read(1, 0))[1][0]) == b"same"
 
 
-def test_adds_beyond_the_memtables_wait_and_beyond_the_bound_are_busy() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(held_bytes_max=30_000)
-        cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
-        caller = cluster.caller(bookie)
-        heads = await asyncio.gather(*[caller.add(1, entry, bytes(1000)) for entry in range(300)])
-        statuses = [head.status for head in heads]
-        assert set(statuses) == {Status.OK, Status.BUSY}
-        stats = bookie.statistics()
-        assert (stats["held_adds"], stats["held_bytes"]) == (0, 0)
-        for entry, status in enumerate(statuses):
-            found = (await caller.read(1, entry))[0].status
-            assert found is (Status.OK if status is Status.OK else Status.NO_SUCH_ENTRY)
-        assert (await caller.add(1, 300, bytes(1000))).status is Status.OK
-
-    with_cluster(main)
+async def test_adds_beyond_the_memtables_wait_and_beyond_the_bound_are_busy(cluster: Cluster, /) -> None:
+    bookie = await cluster.start(held_bytes_max=30_000)
+    cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
+    caller = cluster.caller(bookie)
+    heads = await asyncio.gather(*[caller.add(1, entry, bytes(1000)) for entry in range(300)])
+    statuses = [head.status for head in heads]
+    assert set(statuses) == {Status.OK, Status.BUSY}
+    stats = bookie.statistics()
+    assert (stats["held_adds"], stats["held_bytes"]) == (0, 0)
+    for entry, status in enumerate(statuses):
+        found = (await caller.read(1, entry))[0].status
+        assert found is (Status.OK if status is Status.OK else Status.NO_SUCH_ENTRY)
+    assert (await caller.add(1, 300, bytes(1000))).status is Status.OK
 
 
-def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_metadata() -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        assert (await caller.add(1, 0, b"before")).status is Status.OK
-        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() * 100 // 96
-        await asyncio.sleep(30)
-        assert (await caller.add(1, 1, b"after")).status is Status.READ_ONLY
-        assert (await caller.add(1, 1, b"after", recovery=True)).status is Status.OK
-        assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
-        found = await cluster.metadata.get(paths.bookie(bookie.id))
-        assert found is not None
-        assert records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
-        disk.capacity_bytes = capacity
-        await asyncio.sleep(30)
-        assert (await caller.add(2, 0, b"again")).status is Status.OK
-
-    with_cluster(main)
+async def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_metadata(cluster: Cluster, /) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    assert (await caller.add(1, 0, b"before")).status is Status.OK
+    capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() * 100 // 96
+    await asyncio.sleep(30)
+    assert (await caller.add(1, 1, b"after")).status is Status.READ_ONLY
+    assert (await caller.add(1, 1, b"after", recovery=True)).status is Status.OK
+    assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
+    found = await cluster.metadata.get(paths.bookie(bookie.id))
+    assert found is not None
+    assert records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
+    disk.capacity_bytes = capacity
+    await asyncio.sleep(30)
+    assert (await caller.add(2, 0, b"again")).status is Status.OK
 
 
-def test_a_bookie_that_met_a_full_disk_is_writable_again_when_there_is_room_though_nobody_writes() -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        bookie = await cluster.start(free_bytes_min=0, store=replace(SMALL, reserve_bytes=0))
-        caller = cluster.caller(bookie)
-        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
-        entry = 0
-        while (await caller.add(1, entry, bytes(3000))).status is Status.OK:
-            entry += 1
-        await asyncio.sleep(30)
-        assert await registered_read_only(cluster, bookie)
-        disk.capacity_bytes = capacity
-        await asyncio.sleep(30)
-        assert not await registered_read_only(cluster, bookie)
-        assert (await caller.add(2, 0, b"again")).status is Status.OK
+async def test_a_bookie_that_met_a_full_disk_is_writable_again_when_there_is_room_though_nobody_writes(
+    cluster: Cluster, /
+) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    bookie = await cluster.start(free_bytes_min=0, store=replace(SMALL, reserve_bytes=0))
+    caller = cluster.caller(bookie)
+    capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
+    entry = 0
+    while (await caller.add(1, entry, bytes(3000))).status is Status.OK:
+        entry += 1
+    await asyncio.sleep(30)
+    assert await registered_read_only(cluster, bookie)
+    disk.capacity_bytes = capacity
+    await asyncio.sleep(30)
+    assert not await registered_read_only(cluster, bookie)
+    assert (await caller.add(2, 0, b"again")).status is Status.OK
 
-    with_cluster(main)
 
+async def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_once(cluster: Cluster, /) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    bookie = await cluster.start()
+    commit, failures = cluster.metadata.commit, [Unavailable("metadata")]
 
-def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_once() -> None:
-    async def main(cluster: Cluster) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        bookie = await cluster.start()
-        commit, failures = cluster.metadata.commit, [Unavailable("metadata")]
+    async def failing(operations: Sequence[Operation_]) -> list[int]:
+        if failures:
+            raise failures.pop()
+        return await commit(operations)
 
-        async def failing(operations: Sequence[Operation_]) -> list[int]:
-            if failures:
-                raise failures.pop()
-            return await commit(operations)
-
-        cluster.metadata.commit = failing  # type: ignore[method-assign]
-        disk.capacity_bytes = disk.used_bytes() * 100 // 96
-        await asyncio.sleep(30)
-        assert not failures
-        assert await registered_read_only(cluster, bookie)
-
-    with_cluster(main)
+    cluster.metadata.commit = failing  # type: ignore[method-assign]
+    disk.capacity_bytes = disk.used_bytes() * 100 // 96
+    await asyncio.sleep(30)
+    assert not failures
+    assert await registered_read_only(cluster, bookie)
 
 
 async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
@@ -275,13 +239,10 @@ async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
     return records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
 
 
-def test_a_caller_of_another_bookie_is_refused() -> None:
-    async def main(cluster: Cluster) -> None:
-        caller = cluster.caller(await cluster.start(), identity=bytes(16))
-        with pytest.raises(WrongIdentity):
-            await caller.add(1, 0, b"x")
-
-    with_cluster(main)
+async def test_a_caller_of_another_bookie_is_refused(cluster: Cluster, /) -> None:
+    caller = cluster.caller(await cluster.start(), identity=bytes(16))
+    with pytest.raises(WrongIdentity):
+        await caller.add(1, 0, b"x")
 
 
 @pytest.mark.parametrize("bound", [{"reads_max": 4}, {"reads_bytes_max": 4 * READ_BYTES_MIN}, {"reads_bytes_max": 1}])

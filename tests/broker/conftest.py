@@ -1,4 +1,4 @@
-"""What tests of a broker over real gRPC begin with."""
+"""What tests of a broker begin with: a cluster of one, and one that is called over real gRPC."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.broker.grpc.test_services import Deployment
-from tests.support.cluster import cluster
+from tests.support.cluster import Cluster, cluster
 
 
 @pytest.fixture
-async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
+async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with cluster(tmp_path) as running:
-        deployment = Deployment(running)
-        yield deployment
-        await deployment.channel.close()
+        yield running
+
+
+@pytest.fixture
+async def deployment(running: Cluster) -> AsyncIterator[Deployment]:
+    deployment = Deployment(running)
+    yield deployment
+    await deployment.channel.close()

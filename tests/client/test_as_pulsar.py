@@ -24,6 +24,8 @@ from tests.client.consume.test_table_view import until
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 NO_POSITION = (-1, -1)
 
 
@@ -32,36 +34,31 @@ def place(message_id: MessageId) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------------------- asyncio
-def test_a_delay_that_is_asked_for_gathers_asyncio_sends_until_the_flush() -> None:
+async def test_a_delay_that_is_asked_for_gathers_asyncio_sends_until_the_flush(
+    client: Client, broker: FakeBroker, /
+) -> None:
     """As pulsar.asyncio: both wait for company, flush sends them as one entry, and when it returns both are done."""
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_messages=3, batching_max_publish_delay_ms=60_000)
-        tasks = [asyncio.ensure_future(producer.send(payload)) for payload in (b"0", b"1")]
-        done, pending = await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
-        assert (len(done), len(pending)) == (0, 2)
-        await producer.flush()
-        assert all(task.done() for task in tasks)
-        first, second = (task.result() for task in tasks)
-        assert place(first) == place(second)
-        assert (first.batch_index(), second.batch_index()) == (0, 1)
-
-    simulate(body)
+    producer = await client.create_producer("t", batching_max_messages=3, batching_max_publish_delay_ms=60_000)
+    tasks = [asyncio.ensure_future(producer.send(payload)) for payload in (b"0", b"1")]
+    done, pending = await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(pending)) == (0, 2)
+    await producer.flush()
+    assert all(task.done() for task in tasks)
+    first, second = (task.result() for task in tasks)
+    assert place(first) == place(second)
+    assert (first.batch_index(), second.batch_index()) == (0, 1)
 
 
-def test_a_producer_is_closed_once_and_says_so() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
+async def test_a_producer_is_closed_once_and_says_so(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    await producer.close()
+    assert not producer.is_connected()
+    with pytest.raises(AlreadyClosed):
         await producer.close()
-        assert not producer.is_connected()
-        with pytest.raises(AlreadyClosed):
-            await producer.close()
-        with pytest.raises(AlreadyClosed):
-            await producer.send(b"x")
-        async with await client.create_producer("t") as inside:
-            await inside.close()  # leaving the block is no second close
-
-    simulate(body)
+    with pytest.raises(AlreadyClosed):
+        await producer.send(b"x")
+    async with await client.create_producer("t") as inside:
+        await inside.close()  # leaving the block is no second close
 
 
 def test_a_blocking_producer_is_closed_once_and_says_so(fake: tuple[str, FakeBroker]) -> None:
@@ -74,18 +71,15 @@ def test_a_blocking_producer_is_closed_once_and_says_so(fake: tuple[str, FakeBro
             inside.close()
 
 
-def test_unacknowledged_messages_come_again_without_an_await() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        consumer = await client.subscribe(
-            "t", "s", consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest
-        )
-        await producer.send(b"x")
-        await consumer.receive()
-        consumer.redeliver_unacknowledged_messages()
-        assert (await consumer.receive(5000)).data() == b"x"
-
-    simulate(body)
+async def test_unacknowledged_messages_come_again_without_an_await(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    consumer = await client.subscribe(
+        "t", "s", consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest
+    )
+    await producer.send(b"x")
+    await consumer.receive()
+    consumer.redeliver_unacknowledged_messages()
+    assert (await consumer.receive(5000)).data() == b"x"
 
 
 # ---------------------------------------------------------------------------------- producers
@@ -236,32 +230,30 @@ def test_a_lower_sequence_id_is_dropped_with_success_and_no_position_where_publi
             consumer.receive(200)
 
 
-def test_a_lower_sequence_id_is_stored_in_its_order_where_nothing_is_deduplicated() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        outcomes: list[Result] = []
-        producer = await client.create_producer("t", batching_max_publish_delay_ms=50)
-        for content, sequence_id in [(b"a", 5), (b"b", None), (b"c", 3), (b"d", 3), (b"e", None)]:
-            producer.send_nowait(content, lambda result, _: outcomes.append(result), sequence_id=sequence_id)
-            producer.check()
-        await producer.flush()
-        assert outcomes == [Result.Ok] * 5
-        assert broker.received == [(5, 2), (3, 1), (3, 1), (7, 1)]
+async def test_a_lower_sequence_id_is_stored_in_its_order_where_nothing_is_deduplicated(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    outcomes: list[Result] = []
+    producer = await client.create_producer("t", batching_max_publish_delay_ms=50)
+    for content, sequence_id in [(b"a", 5), (b"b", None), (b"c", 3), (b"d", 3), (b"e", None)]:
+        producer.send_nowait(content, lambda result, _: outcomes.append(result), sequence_id=sequence_id)
+        producer.check()
+    await producer.flush()
+    assert outcomes == [Result.Ok] * 5
+    assert broker.received == [(5, 2), (3, 1), (3, 1), (7, 1)]
 
-    simulate(body)
 
-
-def test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        outcomes: list[tuple[str, Result]] = []
-        producer = await client.create_producer("t", batching_enabled=False)
-        await producer.send(b"x", sequence_id=9)
-        broker.publish_errors.append(NotAllowed("once"))
-        producer.send_nowait(b"1", lambda result, _: outcomes.append(("first", result)), sequence_id=4)
-        producer.send_nowait(b"2", lambda result, _: outcomes.append(("second", result)), sequence_id=4)
-        await producer.flush()
-        assert outcomes == [("first", Result.NotAllowedError), ("second", Result.Ok)]
-
-    simulate(body)
+async def test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    outcomes: list[tuple[str, Result]] = []
+    producer = await client.create_producer("t", batching_enabled=False)
+    await producer.send(b"x", sequence_id=9)
+    broker.publish_errors.append(NotAllowed("once"))
+    producer.send_nowait(b"1", lambda result, _: outcomes.append(("first", result)), sequence_id=4)
+    producer.send_nowait(b"2", lambda result, _: outcomes.append(("second", result)), sequence_id=4)
+    await producer.flush()
+    assert outcomes == [("first", Result.NotAllowedError), ("second", Result.Ok)]
 
 
 # ---------------------------------------------------------------------------------- readers and tables

@@ -260,8 +260,8 @@ NUMBERS = r" --(seconds|runs|size|topics) \S+"
 
 
 def rehearse(place: Place, commands: Sequence[Command]) -> None:
-    """Benchmarks, one after another in one process: those with Spark share a session, which takes seconds to begin.
-    By one worker of a run: several pages name some.
+    """Benchmarks, one after another in one process, which imports once; those with Spark share a session, too, which
+    takes seconds to begin. By one worker of a run: several pages name some.
     """
     for command in commands:
         benchmarks.make_context("python -m benchmarks", command.words[3:])
@@ -360,3 +360,8 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
 def rule(command: Command) -> Callable[[Place, Command], None] | None:
     text = " ".join(command.words)
     return next((test for pattern, test in RULES if re.match(pattern, text)), None)
+
+
+def is_rehearsed(command: Command) -> bool:
+    """Whether it is a benchmark that is run, and not one of which the options are read."""
+    return rule(command) is _benchmark

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import DOCUMENTS, Block, Command, blocks, commands, spoken
-from tests.docs.rules import Place, rehearse, rule
+from tests.docs.documents import DOCUMENTS, ROOT, Block, Command, blocks, commands, spoken
+from tests.docs.rules import ADDRESS, Place, is_rehearsed, rehearse, rule
+from tests.docs.test_examples import WITH_SPARK, run_in_turn
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.processes
@@ -20,7 +21,6 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 """
 TOPICS = ("orders", "flights")  # what the Spark programs read; there is something in them
-BENCHMARK = ["python", "-m", "benchmarks"]
 SESSIONS = ("docs/sdk.md", "docs/tracing.md", "docs/transactions.md")
 """Their Python blocks are one program, which prints what `# → …` says ("…": anything)."""
 COPIED = """
@@ -79,17 +79,17 @@ def _run_session(place: Place, document: str) -> None:
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])
 def test_the_commands_in_the_sentences_of_a_document_are_real(document: str, place: Place) -> None:
-    """In their order; then the benchmarks, each a world of its own, two at a time; those with Spark are one."""
+    """In their order; then the benchmarks, each a world of its own: those with Spark, which take longest, beside the
+    others."""
     every = list({str(command): command for command in spoken(document)}.values())
-    measuring = [command for command in every if command.words[:3] == BENCHMARK]
+    measuring = [command for command in every if is_rehearsed(command)]
     for command in every:
         if command not in measuring:
             _obey(place, document, command)
     with_spark = [command for command in measuring if command.words[3].startswith("spark-")]
     with ThreadPoolExecutor(2) as pool:
-        sharing = pool.submit(rehearse, place, with_spark)  # it takes longest
-        list(pool.map(lambda command: _obey(place, document, command), [c for c in measuring if c not in with_spark]))
-        sharing.result()
+        others = [command for command in measuring if command not in with_spark]
+        list(pool.map(lambda some: rehearse(place, some), (with_spark, others)))
 
 
 def _obey(place: Place, document: str, command: Command) -> None:
@@ -104,12 +104,16 @@ def _obey(place: Place, document: str, command: Command) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(_uses_spark(b) for b in _python(name))])
 def test_the_spark_programs_of_a_document_run(document: str, place: Place) -> None:
-    """One program, in one Spark session: later blocks use the names of earlier ones."""
+    """One program, in one Spark session: later blocks use the names of earlier ones. The programs of examples/ with
+    Spark come before it: a process and a JVM for all."""
     for topic in TOPICS:
         words = [sys.executable, "-m", "magnetar.cli.main", "produce", topic, "-m", "one", "-m", "two"]
         place.run(*words)
     text = "\n".join(block.text for block in _python(document) if _uses_spark(block))
-    place.python(f"{SPARK_PROLOGUE}{text}\nprint('done')")
+    program = place.folder / "program.py"
+    program.write_text(ADDRESS.sub(place.address, f"{SPARK_PROLOGUE}{text}\nprint('done')"), encoding="utf-8")
+    examples = WITH_SPARK if place.is_first("examples with Spark") else []
+    run_in_turn(place, [*(str(ROOT / each) for each in examples), str(program)])
     if "flights-copy" in text:
         assert place.python(COPIED).strip() == "b'one'"
 

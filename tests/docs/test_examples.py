@@ -25,27 +25,24 @@ for program in programs:
 """
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "programs",
-    [
-        pytest.param([program for program in PROGRAMS if program not in WITH_SPARK], id="sdk"),
-        pytest.param(WITH_SPARK, id="spark", marks=pytest.mark.spark),
-    ],
-)
-def test_each_program_runs(tmp_path: Path, programs: list[str]) -> None:
+def run_in_turn(place: Place, programs: list[str]) -> None:
     """One after the other against one server: each has topics of its own, so that it may run again. In one process,
     which imports and starts a JVM once, and where each is `__main__` in its turn."""
+    said = place.run(sys.executable, "-c", _IN_TURN, f"magnetar://{place.address}", *programs, timeout_s=600)
+    parts = said.split(DONE)
+    assert parts.pop().strip() == ""
+    for program, part in zip(programs, parts, strict=True):
+        assert part.strip(), f"{program} says nothing of what it did"
+
+
+@pytest.mark.processes
+def test_each_program_without_spark_runs(tmp_path: Path) -> None:
+    """Those with Spark: tests/docs/test_commands.py, in the process of a document that has Spark."""
     pytest.importorskip("fastavro")
     pytest.importorskip("opentelemetry.sdk")
     with Processes(tmp_path) as processes:
-        place = Place(tmp_path, processes)
-        files = [str(ROOT / program) for program in programs]
-        said = place.run(sys.executable, "-c", _IN_TURN, f"magnetar://{place.address}", *files, timeout_s=600)
-        parts = said.split(DONE)
-        assert parts.pop().strip() == ""
-        for program, part in zip(programs, parts, strict=True):
-            assert part.strip(), f"{program} says nothing of what it did"
+        programs = [str(ROOT / program) for program in PROGRAMS if program not in WITH_SPARK]
+        run_in_turn(Place(tmp_path, processes), programs)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

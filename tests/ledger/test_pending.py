@@ -45,25 +45,6 @@ def test_an_entry_with_a_quorum_waits_for_those_before_it() -> None:
     assert (adds.lac, len(adds)) == (1, 1)
 
 
-def test_an_ack_counts_once_per_slot_and_only_from_the_bookie_that_stands_there() -> None:
-    adds = pending("x")
-    assert acked(adds, 0, 0) == []
-    assert acked(adds, 0, 0) == []
-    assert adds.ack(AddAcked(0, 1, "somebody else")) == []
-    assert adds.ack(AddAcked(99, 1, "b")) == []
-    assert acked(adds, 0, 1) == [0]
-
-
-def test_frozen_records_acks_and_confirms_nothing() -> None:
-    adds = pending("x")
-    adds.frozen = True
-    assert acked(adds, 0, 0) == []
-    assert acked(adds, 0, 1) == []
-    assert adds.lac == -1
-    adds.frozen = False
-    assert [add.entry for add in adds.take_confirmed()] == [0]
-
-
 def test_replace_compares_per_entry_to_whom_it_was_sent() -> None:
     """a → d → a: an entry that was sent to d only goes to a again (#4459); one that a has is left alone."""
     adds = pending("x")

@@ -21,20 +21,6 @@ def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
     history.check()
 
 
-def test_a_revision_is_never_torn_apart_when_the_history_is_cut() -> None:
-    history = ChangeHistory(0, changes_max=4)
-    history.append(1, [NodeChanged(f"/{i}", 0, 1) for i in range(3)])
-    history.append(2, [NodeChanged(f"/{i}", 1, 2) for i in range(2)])
-    assert history.floor == 1
-    assert history.changes_since("/", 0) == WatchReset(2)
-    assert history.changes_since("/", 1) == [NodeChanged("/0", 1, 2), NodeChanged("/1", 1, 2)]
-    history.append(3, [NodeChanged(f"/{i}", 2, 3) for i in range(9)])  # more than the history holds at all
-    assert len(history) == 0
-    assert history.changes_since("/", 2) == WatchReset(3)
-    assert history.changes_since("/", 3) == []
-    history.check()
-
-
 def test_a_revision_is_not_skipped() -> None:
     history = ChangeHistory(3)
     with pytest.raises(AssertionError, match="revision 5 after 3"):

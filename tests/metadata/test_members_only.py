@@ -21,8 +21,7 @@ from magnetar.runtime.network import Channel, Endpoint, World
 from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
 from magnetar.security.authority import create_files
-from magnetar.security.members import member_network
-from magnetar.security.settings import SecuritySettings
+from tests.security.test_members import world_of
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 KEY = "ab" * 32
@@ -102,13 +101,6 @@ async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(t
         with pytest.raises(Unavailable):
             await stream.receive()
         await channel.close()
-
-
-def world_of(folder: Path, role: str) -> World:
-    settings = SecuritySettings.load(str(folder / "security.toml")).members
-    assert settings is not None
-    world = real_world(1)
-    return replace(world, network=member_network(world.network, settings, role, world.clock))
 
 
 def with_tls(files: TlsFiles) -> World:

@@ -45,6 +45,9 @@ def _simulate(scenario: Scenario, seed: int = 1) -> str:
     return simulation.trace_hash
 
 
+pytestmark = pytest.mark.run_by.with_args(_simulate)
+
+
 def _partition(backend: SimulatedBackend, store: RemoteStore) -> None:
     backend.simulation.wires.partition(backend.node(store), "metadata")
 
@@ -57,26 +60,23 @@ def _cut(backend: SimulatedBackend, store: RemoteStore) -> None:
     assert backend.simulation.wires.cut(backend.node(store), "metadata") >= 1
 
 
-def test_a_session_and_its_watches_outlive_their_connections() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store, other = await backend.store(), await backend.store()
-        await store.put("/e", b"", ephemeral=True)
-        session = store.session_id
-        watch = store.watch("/w", await store.revision())
+async def test_a_session_and_its_watches_outlive_their_connections(backend: SimulatedBackend, /) -> None:
+    store, other = await backend.store(), await backend.store()
+    await store.put("/e", b"", ephemeral=True)
+    session = store.session_id
+    watch = store.watch("/w", await store.revision())
+    heard = asyncio.ensure_future(anext(watch))
+    for i in range(20):
+        _cut(backend, store)
+        await other.put("/w", str(i).encode())
+        change = await heard
+        assert isinstance(change, NodeChanged)
+        assert change.version == i  # none is missed, none comes twice
         heard = asyncio.ensure_future(anext(watch))
-        for i in range(20):
-            _cut(backend, store)
-            await other.put("/w", str(i).encode())
-            change = await heard
-            assert isinstance(change, NodeChanged)
-            assert change.version == i  # none is missed, none comes twice
-            heard = asyncio.ensure_future(anext(watch))
-        await asyncio.sleep(60)
-        assert (store.session_id, store.state) == (session, SessionState.CONNECTED)
-        assert await other.get("/e") == VersionedValue(b"", 0)
-        heard.cancel()
-
-    _simulate(scenario)
+    await asyncio.sleep(60)
+    assert (store.session_id, store.state) == (session, SessionState.CONNECTED)
+    assert await other.get("/e") == VersionedValue(b"", 0)
+    heard.cancel()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -148,62 +148,51 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
     _simulate(scenario, seed)
 
 
-def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_when_it_wakes_up() -> None:
+async def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_when_it_wakes_up(
+    backend: SimulatedBackend, /
+) -> None:
     """Before any timer runs: the first call after the standstill looks at the clock."""
-
-    async def scenario(backend: SimulatedBackend) -> None:
-        store = await backend.store()
-        await store.put("/owner", b"mine", ephemeral=True)
-        store._deadline = store._clock.monotonic()  # what a stopped machine finds
-        with pytest.raises(SessionExpired):
-            await store.get("/owner")
-        assert store.state is SessionState.LOST
-
-    _simulate(scenario)
+    store = await backend.store()
+    await store.put("/owner", b"mine", ephemeral=True)
+    store._deadline = store._clock.monotonic()  # what a stopped machine finds
+    with pytest.raises(SessionExpired):
+        await store.get("/owner")
+    assert store.state is SessionState.LOST
 
 
-def test_a_short_partition_costs_nothing_but_time() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store, other = await backend.store(), await backend.store()
-        await store.put("/e", b"", ephemeral=True)
-        for _ in range(10):
-            _partition(backend, store)
-            await asyncio.sleep(3.0)
-            _heal(backend, store)
-            await asyncio.sleep(7.0)
-        assert await store.get("/e") == await other.get("/e") == VersionedValue(b"", 0)
-
-    _simulate(scenario)
+async def test_a_short_partition_costs_nothing_but_time(backend: SimulatedBackend, /) -> None:
+    store, other = await backend.store(), await backend.store()
+    await store.put("/e", b"", ephemeral=True)
+    for _ in range(10):
+        _partition(backend, store)
+        await asyncio.sleep(3.0)
+        _heal(backend, store)
+        await asyncio.sleep(7.0)
+    assert await store.get("/e") == await other.get("/e") == VersionedValue(b"", 0)
 
 
-def test_calls_without_a_connection_are_definitely_not_done() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store = await backend.store(timeout_s=60.0)
-        assert backend.server is not None
-        backend.simulation.crash("metadata")
-        await asyncio.sleep(1.0)
-        started = asyncio.get_running_loop().time()
-        with pytest.raises(Unavailable) as put:
-            await store.put("/a", b"")
-        assert put.value.definite
-        assert 9.0 <= asyncio.get_running_loop().time() - started <= 11.0
-        with pytest.raises(MagnetarError) as get:
-            await store.get("/a")
-        assert get.value.retryable
-
-    _simulate(scenario)
+async def test_calls_without_a_connection_are_definitely_not_done(backend: SimulatedBackend, /) -> None:
+    store = await backend.store(timeout_s=60.0)
+    assert backend.server is not None
+    backend.simulation.crash("metadata")
+    await asyncio.sleep(1.0)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable) as put:
+        await store.put("/a", b"")
+    assert put.value.definite
+    assert 9.0 <= asyncio.get_running_loop().time() - started <= 11.0
+    with pytest.raises(MagnetarError) as get:
+        await store.get("/a")
+    assert get.value.retryable
 
 
-def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store, other = await backend.store(timeout_s=60.0), await backend.store()
-        backend.simulation.wires.partition("metadata", backend.node(store), both=False)  # answers stay out
-        with pytest.raises(TimedOut) as lost:
-            await store.put("/a", b"")
-        assert not lost.value.definite
-        assert await other.get("/a") == VersionedValue(b"", 0)
-
-    _simulate(scenario)
+async def test_a_commit_whose_answer_does_not_come_is_unknown(backend: SimulatedBackend, /) -> None:
+    store, other = await backend.store(timeout_s=60.0), await backend.store()
+    backend.simulation.wires.partition("metadata", backend.node(store), both=False)  # answers stay out
+    with pytest.raises(TimedOut) as lost:
+        await store.put("/a", b"")
+    assert not lost.value.definite
+    assert await other.get("/a") == VersionedValue(b"", 0)
 
 
 def _cuts(seed: int) -> str:
@@ -249,22 +238,18 @@ def test_nothing_is_lost_or_done_twice_while_connections_break(seed: int) -> Non
     assert _cuts(seed) == _cuts(seed), "the same seed is the same trace"
 
 
-def test_a_service_that_comes_back_without_its_sessions_ends_them() -> None:
+async def test_a_service_that_comes_back_without_its_sessions_ends_them(backend: SimulatedBackend, /) -> None:
     """Its file is gone (here: it was in memory): nobody may go on as if nothing had happened."""
-
-    async def scenario(backend: SimulatedBackend) -> None:
-        store = await backend.store()
-        await store.put("/e", b"", ephemeral=True)
-        assert backend.server is not None
-        endpoint = backend.server.endpoint
-        backend.simulation.crash("metadata")
-        start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
-        backend.server = await backend.simulation.spawn("metadata", start)
-        await store.wait_session_lost()
-        with pytest.raises(SessionExpired):
-            await store.get("/e")
-
-    _simulate(scenario)
+    store = await backend.store()
+    await store.put("/e", b"", ephemeral=True)
+    assert backend.server is not None
+    endpoint = backend.server.endpoint
+    backend.simulation.crash("metadata")
+    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+    backend.server = await backend.simulation.spawn("metadata", start)
+    await store.wait_session_lost()
+    with pytest.raises(SessionExpired):
+        await store.get("/e")
 
 
 async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path: Path) -> None:
@@ -311,112 +296,95 @@ async def test_connecting_to_nobody_and_to_somebody_else_says_so() -> None:
         await connect_metadata(world, Endpoint("127.0.0.1", port), 0.3)
 
 
-def test_a_session_timeout_out_of_bounds_is_refused_at_once() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        await backend.store()
-        started = asyncio.get_running_loop().time()
-        with pytest.raises(InvalidRequest):
-            await backend.store(timeout_s=1e6)
-        assert asyncio.get_running_loop().time() - started < 1.0
-
-    _simulate(scenario)
+async def test_a_session_timeout_out_of_bounds_is_refused_at_once(backend: SimulatedBackend, /) -> None:
+    await backend.store()
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(InvalidRequest):
+        await backend.store(timeout_s=1e6)
+    assert asyncio.get_running_loop().time() - started < 1.0
 
 
-def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store, other = await backend.store(), await backend.store()
-        watch = store.watch("/quiet", await store.revision())
-        heard = asyncio.ensure_future(anext(watch))
-        for _ in range(20):
-            await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
-        await asyncio.sleep(5)  # a ping
-        _cut(backend, store)
-        await asyncio.sleep(5)
-        await other.put("/quiet/at-last", b"")
-        change = await heard
-        assert isinstance(change, NodeChanged)
-        assert change.path == "/quiet/at-last"
-
-    _simulate(scenario)
+async def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history(backend: SimulatedBackend, /) -> None:
+    store, other = await backend.store(), await backend.store()
+    watch = store.watch("/quiet", await store.revision())
+    heard = asyncio.ensure_future(anext(watch))
+    for _ in range(20):
+        await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
+    await asyncio.sleep(5)  # a ping
+    _cut(backend, store)
+    await asyncio.sleep(5)
+    await other.put("/quiet/at-last", b"")
+    change = await heard
+    assert isinstance(change, NodeChanged)
+    assert change.path == "/quiet/at-last"
 
 
-def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store, other = await backend.store(), await backend.store()
-        watch = store.watch("/", await store.revision())
-        heard = asyncio.ensure_future(anext(watch))
-        for _ in range(13):
-            await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
-        await asyncio.sleep(1)
-        await heard
-        reset = await anext(watch)
-        assert isinstance(reset, WatchReset)
-        news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
-        assert all(isinstance(change, NodeChanged) for change in news)
-
-    _simulate(scenario)
+async def test_a_reader_that_leaves_its_watch_lying_gets_one_reset(backend: SimulatedBackend, /) -> None:
+    store, other = await backend.store(), await backend.store()
+    watch = store.watch("/", await store.revision())
+    heard = asyncio.ensure_future(anext(watch))
+    for _ in range(13):
+        await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
+    await asyncio.sleep(1)
+    await heard
+    reset = await anext(watch)
+    assert isinstance(reset, WatchReset)
+    news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
+    assert all(isinstance(change, NodeChanged) for change in news)
 
 
-def test_a_connection_that_swallows_everything_is_given_up_while_there_is_time() -> None:
+async def test_a_connection_that_swallows_everything_is_given_up_while_there_is_time(
+    backend: SimulatedBackend, /
+) -> None:
     """The machine of the service loses power and is back at once; the client's connection is never told."""
-
-    async def scenario(backend: SimulatedBackend) -> None:
-        backend.simulation.wires.faults.silence_s = 1000.0
-        store = await backend.store()
-        assert backend.server is not None
-        endpoint = backend.server.endpoint
-        backend.simulation.crash("metadata", power_loss=True)
-        failed_at = asyncio.get_running_loop().time()
-        start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
-        backend.server = await backend.simulation.spawn("metadata", start)
-        await store.wait_session_lost()  # the new service answered, and does not know the session
-        assert asyncio.get_running_loop().time() - failed_at < 9.0
-
-    _simulate(scenario)
+    backend.simulation.wires.faults.silence_s = 1000.0
+    store = await backend.store()
+    assert backend.server is not None
+    endpoint = backend.server.endpoint
+    backend.simulation.crash("metadata", power_loss=True)
+    failed_at = asyncio.get_running_loop().time()
+    start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+    backend.server = await backend.simulation.spawn("metadata", start)
+    await store.wait_session_lost()  # the new service answered, and does not know the session
+    assert asyncio.get_running_loop().time() - failed_at < 9.0
 
 
-def test_a_second_stream_of_a_session_takes_over_from_the_first() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store = await backend.store()
-        assert backend.server is not None
-        channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
-        first, second = channel.stream(SESSION), channel.stream(SESSION)
-        opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
-        first.send_nowait(opening)
-        (opened,) = await first.receive()
-        assert opened.opened.timeout_s == 10.0
-        opening.open.session = opened.opened.session
-        second.send_nowait(opening)
-        assert (await second.receive())[0].opened.session == opened.opened.session
-        with pytest.raises(EndOfStream):
-            await first.receive()
-        second.send_nowait(wire.SessionRequest(ping=7))
-        assert (await second.receive())[0].pong == 7
-        assert store.state is SessionState.CONNECTED
-
-    _simulate(scenario)
+async def test_a_second_stream_of_a_session_takes_over_from_the_first(backend: SimulatedBackend, /) -> None:
+    store = await backend.store()
+    assert backend.server is not None
+    channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
+    first, second = channel.stream(SESSION), channel.stream(SESSION)
+    opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
+    first.send_nowait(opening)
+    (opened,) = await first.receive()
+    assert opened.opened.timeout_s == 10.0
+    opening.open.session = opened.opened.session
+    second.send_nowait(opening)
+    assert (await second.receive())[0].opened.session == opened.opened.session
+    with pytest.raises(EndOfStream):
+        await first.receive()
+    second.send_nowait(wire.SessionRequest(ping=7))
+    assert (await second.receive())[0].pong == 7
+    assert store.state is SessionState.CONNECTED
 
 
-def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_lives() -> None:
-    async def scenario(backend: SimulatedBackend) -> None:
-        store = await backend.store()
-        assert backend.server is not None
-        channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
-        opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
-        watch = wire.SessionRequest(watch=wire.WatchRequest(watch_id=1, prefix="/"))
-        bad = wire.SessionRequest(watch=wire.WatchRequest(watch_id=2, prefix="no path"))
-        for requests in ([watch], [opening, opening], [opening, watch, watch], [opening, bad], [wire.SessionRequest()]):
-            stream = channel.stream(SESSION)
-            for request in requests:
-                stream.send_nowait(request)
-            with pytest.raises(InvalidRequest):
-                await _read_to_the_end(stream)
-        unknown = wire.CommitRequest(operations=[wire.Operation(path="/a", kind=wire.Operation.Kind.ValueType(9))])
+async def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_lives(backend: SimulatedBackend, /) -> None:
+    store = await backend.store()
+    assert backend.server is not None
+    channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
+    opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
+    watch = wire.SessionRequest(watch=wire.WatchRequest(watch_id=1, prefix="/"))
+    bad = wire.SessionRequest(watch=wire.WatchRequest(watch_id=2, prefix="no path"))
+    for requests in ([watch], [opening, opening], [opening, watch, watch], [opening, bad], [wire.SessionRequest()]):
+        stream = channel.stream(SESSION)
+        for request in requests:
+            stream.send_nowait(request)
         with pytest.raises(InvalidRequest):
-            await channel.call(COMMIT, unknown, timeout_s=5)
-        assert await store.children("/") == []
-
-    _simulate(scenario)
+            await _read_to_the_end(stream)
+    unknown = wire.CommitRequest(operations=[wire.Operation(path="/a", kind=wire.Operation.Kind.ValueType(9))])
+    with pytest.raises(InvalidRequest):
+        await channel.call(COMMIT, unknown, timeout_s=5)
+    assert await store.children("/") == []
 
 
 def test_the_last_moment_before_a_deadline_takes_few_attempts() -> None:

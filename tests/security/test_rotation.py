@@ -1,7 +1,6 @@
 """Each secret is replaced while servers run: what is open stays, and new connections work at each step."""
 
 import datetime
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from magnetar.security.authority import add_authority, create_files, issue_broke
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import KEYS_MAX
 from tests.runtime.grpc.test_access import Ends, Gatekeeper, bearer, dial, listen, role
+from tests.runtime.grpc.test_access import ends as ends
 from tests.security.test_members import ANYWHERE, world_of
 from tests.security.test_token import Clock
 from tests.support.processes import run_here
@@ -28,14 +28,6 @@ NOW = datetime.datetime.now(datetime.UTC)
 def folder(tmp_path: Path) -> Path:
     create_files(tmp_path / "security", ["127.0.0.1"], NOW, "one")
     return tmp_path / "security"
-
-
-@pytest.fixture
-async def ends() -> AsyncIterator[Ends]:
-    ends: Ends = []
-    yield ends
-    for end in reversed(ends):
-        await end.close()
 
 
 def command(folder: Path, *words: str) -> str:

@@ -23,6 +23,8 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, Model, fence, load, open_store, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 BOOKIE = "00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
@@ -117,101 +119,88 @@ def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
     return [each for each in journals.walk_journal(found, number) if isinstance(each, journals.Block)]
 
 
-def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
-    async def main(simulation: Simulation) -> None:
-        _, model = await filled(simulation)
-        found = look(simulation)
-        for ledger in sorted({ledger for ledger, _ in model.acked}):
-            places = [each for each in logs.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
-            copies = [*logs.find_log_copies(found, places), *logs.find_journal_copies(found, ledger)]
-            assert all(isinstance(copy, logs.EntryCopy) and copy.damage is None for copy in copies)
-            present = {copy.entry for copy in copies if isinstance(copy, logs.EntryCopy)}
-            acked = {entry for at, entry in model.acked if at == ledger}
-            assert acked <= present or ledger == 3
-            for entry in sorted(acked)[:2]:
-                assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
-                    *logs.find_log_copies(found, places, entry), *logs.find_journal_copies(found, ledger, entry)
-                ]  # fmt: skip
-        assert damages(found) == []
-
-    simulate(main)
+async def test_each_acknowledged_entry_is_found_where_it_lies_and_whole(simulation: Simulation, /) -> None:
+    _, model = await filled(simulation)
+    found = look(simulation)
+    for ledger in sorted({ledger for ledger, _ in model.acked}):
+        places = [each for each in logs.walk_ledger_extents(found, ledger) if isinstance(each, ExtentPlace)]
+        copies = [*logs.find_log_copies(found, places), *logs.find_journal_copies(found, ledger)]
+        assert all(isinstance(copy, logs.EntryCopy) and copy.damage is None for copy in copies)
+        present = {copy.entry for copy in copies if isinstance(copy, logs.EntryCopy)}
+        acked = {entry for at, entry in model.acked if at == ledger}
+        assert acked <= present or ledger == 3
+        for entry in sorted(acked)[:2]:
+            assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
+                *logs.find_log_copies(found, places, entry), *logs.find_journal_copies(found, ledger, entry)
+            ]  # fmt: skip
+    assert damages(found) == []
 
 
-def test_a_log_read_record_by_record_holds_what_its_index_says() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        numbers = indexes.list_log_numbers(found)
-        assert len(numbers) >= 1
-        for log in numbers:
-            records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
-            indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace)]
-            assert len(records) == sum(extent.entries for extent in indexed) > 0
-            for extent in indexed:
-                inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
-                assert {each.ledger for each in inside} == {extent.ledger}
-                assert [inside[0].entry, inside[-1].entry, len(inside)] == [extent.first, extent.last, extent.entries]
-
-    simulate(main)
+async def test_a_log_read_record_by_record_holds_what_its_index_says(simulation: Simulation, /) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    numbers = indexes.list_log_numbers(found)
+    assert len(numbers) >= 1
+    for log in numbers:
+        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+        indexed = [each.extent for each in indexes.walk_log_extents(found, log) if isinstance(each, ExtentPlace)]
+        assert len(records) == sum(extent.entries for extent in indexed) > 0
+        for extent in indexed:
+            inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
+            assert {each.ledger for each in inside} == {extent.ledger}
+            assert [inside[0].entry, inside[-1].entry, len(inside)] == [extent.first, extent.last, extent.entries]
 
 
-def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
-    async def main(simulation: Simulation) -> None:
-        store, model = await filled(simulation, closed=False)
-        await store.checkpoint()
-        found = look(simulation)
-        seen = indexes.read_index_overview(found)
-        states = {state.ledger: state for state in indexes.walk_ledgers(found, seen)}
-        assert list(states) == sorted(states) == sorted(seen.ledgers)
-        assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
-        assert list(seen.facts.tombstones) == [(3, 3)]
-        assert 3 not in states
-        assert KEY not in repr((seen, states)).encode()
-        for ledger, state in states.items():
-            assert (state.lac, state.last) == store.read_lac(ledger)[1:]
-        assert list(indexes.walk_ledgers(found, seen, 5, 7)) == [
-            states[ledger] for ledger in (5, 6) if ledger in states
-        ]
-        await store.close()
-
-    simulate(main)
+async def test_the_ledger_index_says_what_the_store_knew_and_no_key(simulation: Simulation, /) -> None:
+    store, model = await filled(simulation, closed=False)
+    await store.checkpoint()
+    found = look(simulation)
+    seen = indexes.read_index_overview(found)
+    states = {state.ledger: state for state in indexes.walk_ledgers(found, seen)}
+    assert list(states) == sorted(states) == sorted(seen.ledgers)
+    assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
+    assert list(seen.facts.tombstones) == [(3, 3)]
+    assert 3 not in states
+    assert KEY not in repr((seen, states)).encode()
+    for ledger, state in states.items():
+        assert (state.lac, state.last) == store.read_lac(ledger)[1:]
+    assert list(indexes.walk_ledgers(found, seen, 5, 7)) == [
+        states[ledger] for ledger in (5, 6) if ledger in states
+    ]
+    await store.close()
 
 
-def test_ledgers_are_shown_in_order_whatever_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        seen = indexes.read_index_overview(found)
-        whole = list(indexes.walk_ledgers(found, seen))
-        monkeypatch.setattr(indexes, "WINDOW", 2)
-        assert list(indexes.walk_ledgers(found, seen)) == whole
-        assert len(whole) > 4
+async def test_ledgers_are_shown_in_order_whatever_the_window(
+    simulation: Simulation, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    seen = indexes.read_index_overview(found)
+    whole = list(indexes.walk_ledgers(found, seen))
+    monkeypatch.setattr(indexes, "WINDOW", 2)
+    assert list(indexes.walk_ledgers(found, seen)) == whole
+    assert len(whole) > 4
 
-    simulate(main)
 
-
-def test_the_journal_is_read_record_by_record() -> None:
-    async def main(simulation: Simulation) -> None:
-        store, _model = await filled(simulation, closed=False)
-        found = look(simulation)
-        blocks = [
-            each for number in journals.list_journal_numbers(found) for each in journals.walk_journal(found, number)
-            if isinstance(each, journals.Block)
-        ]  # fmt: skip
-        kinds = [record.type for block in blocks for record in block.records]
-        assert {RecordType.ADD, RecordType.KEY, RecordType.FENCE} <= set(kinds)
-        for block in blocks:
-            file = simulation.world(NODE).files.open(
-                join_path(DATA, "journal", f"{block.journal:016d}.jnl"), write=False
-            )
-            for offset, record in block.records_with_offsets():
-                assert file.pread(len(record.payload), offset + 25) == record.payload
-        assert any(
-            copy.entry == 0 for copy in logs.find_journal_copies(found, 20) if isinstance(copy, logs.EntryCopy)
+async def test_the_journal_is_read_record_by_record(simulation: Simulation, /) -> None:
+    store, _model = await filled(simulation, closed=False)
+    found = look(simulation)
+    blocks = [
+        each for number in journals.list_journal_numbers(found) for each in journals.walk_journal(found, number)
+        if isinstance(each, journals.Block)
+    ]  # fmt: skip
+    kinds = [record.type for block in blocks for record in block.records]
+    assert {RecordType.ADD, RecordType.KEY, RecordType.FENCE} <= set(kinds)
+    for block in blocks:
+        file = simulation.world(NODE).files.open(
+            join_path(DATA, "journal", f"{block.journal:016d}.jnl"), write=False
         )
-        await store.close()
-
-    simulate(main)
+        for offset, record in block.records_with_offsets():
+            assert file.pread(len(record.payload), offset + 25) == record.payload
+    assert any(
+        copy.entry == 0 for copy in logs.find_journal_copies(found, 20) if isinstance(copy, logs.EntryCopy)
+    )
+    await store.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -234,94 +223,82 @@ def test_beside_a_running_bookie_nothing_is_called_damaged_at_any_moment(seed: i
     simulate(main, seed)
 
 
-def test_a_walk_may_begin_in_the_middle() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        log = first_log(found)
-        records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
-        assert records[0].offset == DATA_OFFSET
-        middle = records[5].offset
-        assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[5:]
-        number = journals.list_journal_numbers(found)[-1]
-        blocks = blocks_of(found, number)
-        behind = [
-            each for each in journals.walk_journal(found, number, blocks[-1].offset) if isinstance(each, journals.Block)
-        ]
-        assert behind == blocks[-1:]
-
-    simulate(main)
+async def test_a_walk_may_begin_in_the_middle(simulation: Simulation, /) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    log = first_log(found)
+    records = [each for each in logs.walk_log(found, log) if isinstance(each, logs.LoggedEntry)]
+    assert records[0].offset == DATA_OFFSET
+    middle = records[5].offset
+    assert [each for each in logs.walk_log(found, log, middle) if isinstance(each, logs.LoggedEntry)] == records[5:]
+    number = journals.list_journal_numbers(found)[-1]
+    blocks = blocks_of(found, number)
+    behind = [
+        each for each in journals.walk_journal(found, number, blocks[-1].offset) if isinstance(each, journals.Block)
+    ]
+    assert behind == blocks[-1:]
 
 
-def test_heads_are_read_in_pieces_of_any_size() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        for log in indexes.list_log_numbers(found):
-            opened = indexes.open_index(found, log)
-            assert isinstance(opened, indexes.IndexFile)
-            for group in groups_of(found, log):
-                assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))
-
-    simulate(main)
+async def test_heads_are_read_in_pieces_of_any_size(simulation: Simulation, /) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    for log in indexes.list_log_numbers(found):
+        opened = indexes.open_index(found, log)
+        assert isinstance(opened, indexes.IndexFile)
+        for group in groups_of(found, log):
+            assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))
 
 
 # ---------------------------------------------------------------------------------------- the picture
-def test_the_summary_adds_up() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        short = summary.summarize_store(found)
-        for log in short.logs:
-            extents = [
-                each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentPlace)
-            ]
-            assert log.data_bytes == sum(extent.length for extent in extents)
-            assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
-            assert log.entries == sum(extent.entries for extent in extents)
-            assert log.ledgers == len({extent.ledger for extent in extents})
-            for holder in log.holders:
-                assert holder.bytes == sum(each.length for each in extents if each.ledger == holder.ledger)
-                assert holder.live == (holder.ledger != 3)
-        assert short.live_bytes < sum(log.data_bytes for log in short.logs)
-        assert {log.state for log in short.logs} <= {"open", "closed"}
-
-    simulate(main)
+async def test_the_summary_adds_up(simulation: Simulation, /) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    short = summary.summarize_store(found)
+    for log in short.logs:
+        extents = [
+            each.extent for each in indexes.walk_log_extents(found, log.log) if isinstance(each, ExtentPlace)
+        ]
+        assert log.data_bytes == sum(extent.length for extent in extents)
+        assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
+        assert log.entries == sum(extent.entries for extent in extents)
+        assert log.ledgers == len({extent.ledger for extent in extents})
+        for holder in log.holders:
+            assert holder.bytes == sum(each.length for each in extents if each.ledger == holder.ledger)
+            assert holder.live == (holder.ledger != 3)
+    assert short.live_bytes < sum(log.data_bytes for log in short.logs)
+    assert {log.state for log in short.logs} <= {"open", "closed"}
 
 
-def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
-        short = summary.summarize_store(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
-        page = render_html(found, short)
-        root = ET.fromstring(page)
-        assert "<b onload" not in page
-        assert not {"src", "href", "srcset"} & {name for each in root.iter() for name in each.attrib}
-        assert {each.tag for each in root.iter()}.isdisjoint({"script", "link", "img", "iframe", "object"})
-        style = "".join(each.text or "" for each in root.iter("style"))
-        assert "http" not in page
-        assert "@import" not in style
-        assert "prefers-color-scheme: dark" in style
-        assert style.count("url(") == style.count("url(#")
-        rows = {each.attrib["id"]: each for each in root.iter("div") if "id" in each.attrib}
-        for log in short.logs:
-            pieces = {"room": 0, "dead": 0, "live": 0}
-            for rect in rows[f"log-{log.log}"].iter("rect"):
-                kind = {"live-a": "live", "live-b": "live", "rest": "live"}.get(
-                    rect.attrib["class"], rect.attrib["class"]
-                )
-                if kind in pieces:
-                    pieces[kind] += int(rect.attrib["data-bytes"])
-            assert pieces == {
-                "live": log.live_bytes, "dead": log.data_bytes - log.live_bytes, "room": log.bytes - log.data_bytes
-            }  # fmt: skip
-            assert f"{100 * log.live_share:.0f} % live" in "".join(rows[f"log-{log.log}"].itertext())
-        assert found.mark is not None
-        marked = rows[f"journal-{found.mark.journal}"]
-        assert [each for each in marked.iter("rect") if each.attrib["class"] == "mark"]
-        assert "ledger-1" in rows
-        assert "log 3 is <gone>" in "".join(root.itertext())
-
-    simulate(main)
+async def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers(simulation: Simulation, /) -> None:
+    await filled(simulation)
+    found = look(simulation)
+    found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
+    short = summary.summarize_store(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
+    page = render_html(found, short)
+    root = ET.fromstring(page)
+    assert "<b onload" not in page
+    assert not {"src", "href", "srcset"} & {name for each in root.iter() for name in each.attrib}
+    assert {each.tag for each in root.iter()}.isdisjoint({"script", "link", "img", "iframe", "object"})
+    style = "".join(each.text or "" for each in root.iter("style"))
+    assert "http" not in page
+    assert "@import" not in style
+    assert "prefers-color-scheme: dark" in style
+    assert style.count("url(") == style.count("url(#")
+    rows = {each.attrib["id"]: each for each in root.iter("div") if "id" in each.attrib}
+    for log in short.logs:
+        pieces = {"room": 0, "dead": 0, "live": 0}
+        for rect in rows[f"log-{log.log}"].iter("rect"):
+            kind = {"live-a": "live", "live-b": "live", "rest": "live"}.get(
+                rect.attrib["class"], rect.attrib["class"]
+            )
+            if kind in pieces:
+                pieces[kind] += int(rect.attrib["data-bytes"])
+        assert pieces == {
+            "live": log.live_bytes, "dead": log.data_bytes - log.live_bytes, "room": log.bytes - log.data_bytes
+        }  # fmt: skip
+        assert f"{100 * log.live_share:.0f} % live" in "".join(rows[f"log-{log.log}"].itertext())
+    assert found.mark is not None
+    marked = rows[f"journal-{found.mark.journal}"]
+    assert [each for each in marked.iter("rect") if each.attrib["class"] == "mark"]
+    assert "ledger-1" in rows
+    assert "log 3 is <gone>" in "".join(root.itertext())

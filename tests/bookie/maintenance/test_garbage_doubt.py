@@ -15,28 +15,28 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
 from tests.bookie.stores import NODE, payload
 
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
+
 INTERVALS = {"gc_interval_s": 60.0, "gc_grace_s": 120.0, "gc_doubt_s": 1200.0, "upkeep_interval_s": 1e6}
 
 
 @pytest.mark.parametrize("gone", [15, 27, 30])
-def test_more_than_half_of_the_ledgers_go_later_and_with_a_warning_when_they_were_deleted(gone: int) -> None:
+async def test_more_than_half_of_the_ledgers_go_later_and_with_a_warning_when_they_were_deleted(
+    cluster: Cluster, /, gone: int
+) -> None:
     """A topic whose backlog was read at once is trimmed so; a bookie that waited for an operator would fill up."""
-
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
-        await deletions.delete_ledgers(cluster.metadata, range(1, gone + 1))
-        await asyncio.sleep(1100)
-        doubtful = gone > 15
-        statistics = bookie.statistics()
-        assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (gone if doubtful else 0, 0)
-        assert ((await caller.read(1, 0))[0].status is Status.OK) == doubtful, "an operator has this time"
-        await asyncio.sleep(400)
-        assert bookie.statistics()["gc_doubtful"] == 0
-        for ledger in range(1, 31):
-            status = (await caller.read(ledger, 0))[0].status
-            assert status is (Status.NO_SUCH_LEDGER if ledger <= gone else Status.OK)
-
-    with_cluster(main)
+    bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
+    await deletions.delete_ledgers(cluster.metadata, range(1, gone + 1))
+    await asyncio.sleep(1100)
+    doubtful = gone > 15
+    statistics = bookie.statistics()
+    assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (gone if doubtful else 0, 0)
+    assert ((await caller.read(1, 0))[0].status is Status.OK) == doubtful, "an operator has this time"
+    await asyncio.sleep(400)
+    assert bookie.statistics()["gc_doubtful"] == 0
+    for ledger in range(1, 31):
+        status = (await caller.read(ledger, 0))[0].status
+        assert status is (Status.NO_SUCH_LEDGER if ledger <= gone else Status.OK)
 
 
 def _flipped(path: str, at: int, bit: int) -> str:
@@ -55,84 +55,71 @@ CASES = [(range(3, 4), *lost) for lost in LOST] + [(gone, *LOST[0]) for gone in 
 
 
 @pytest.mark.parametrize(("gone", "what", "path"), CASES, ids=[f"{len(gone)}-{what}" for gone, what, _ in CASES])
-def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_until_an_operator_says_so(
-    gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
+async def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_until_an_operator_says_so(
+    cluster: Cluster, /, gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS | {"gc_interval_s": 600.0})
-        for ledger in gone:
-            node = await cluster.metadata.get(paths.ledger(ledger))
-            assert node is not None
-            other = path(paths.ledger(ledger))
-            moved = [] if other is None else [Put(other, node.value)]
-            await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
-        unexplained = set(gone) - set(parse_ledger_ids(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
-        with caplog.at_level(logging.ERROR):
-            await asyncio.sleep(90_000)
-        assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
-        assert (bookie.statistics()["gc_refused"], bookie.statistics()["gc_unexplained"]) == (1, len(unexplained))
-        assert sum("keeps" in record.message for record in caplog.records) == 1, "told once, while it stays as it is"
-        for ledger in range(1, 13):
-            assert (await caller.read(ledger, 0))[0].status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
-        await asyncio.sleep(130)
-        deleted = await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
-        assert set(deleted.ledgers_deleted) == unexplained
-        assert bookie.statistics()["gc_unexplained"] == 0
-
-    with_cluster(main)
+    bookie, caller = await with_ledgers(cluster, 12, **INTERVALS | {"gc_interval_s": 600.0})
+    for ledger in gone:
+        node = await cluster.metadata.get(paths.ledger(ledger))
+        assert node is not None
+        other = path(paths.ledger(ledger))
+        moved = [] if other is None else [Put(other, node.value)]
+        await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
+    unexplained = set(gone) - set(parse_ledger_ids(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
+    with caplog.at_level(logging.ERROR):
+        await asyncio.sleep(90_000)
+    assert bookie.garbage_collector.refused is GarbageRefusal.UNEXPLAINED
+    assert (bookie.statistics()["gc_refused"], bookie.statistics()["gc_unexplained"]) == (1, len(unexplained))
+    assert sum("keeps" in record.message for record in caplog.records) == 1, "told once, while it stays as it is"
+    for ledger in range(1, 13):
+        assert (await caller.read(ledger, 0))[0].status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
+    await asyncio.sleep(130)
+    deleted = await cluster.simulation.spawn(NODE, bookie.garbage_collector.run_pass(force=True))
+    assert set(deleted.ledgers_deleted) == unexplained
+    assert bookie.statistics()["gc_unexplained"] == 0
 
 
-def test_what_was_deleted_goes_beside_what_is_unexplained() -> None:
-    async def main(cluster: Cluster) -> None:
-        _, caller = await with_ledgers(cluster, 5, **INTERVALS)
-        await cluster.metadata.delete(paths.ledger(1))
-        await delete(cluster, range(2, 3))
-        await asyncio.sleep(1000)
-        assert (await caller.read(1, 0))[0].status is Status.OK
-        assert (await caller.read(2, 0))[0].status is Status.NO_SUCH_LEDGER
-
-    with_cluster(main)
+async def test_what_was_deleted_goes_beside_what_is_unexplained(cluster: Cluster, /) -> None:
+    _, caller = await with_ledgers(cluster, 5, **INTERVALS)
+    await cluster.metadata.delete(paths.ledger(1))
+    await delete(cluster, range(2, 3))
+    await asyncio.sleep(1000)
+    assert (await caller.read(1, 0))[0].status is Status.OK
+    assert (await caller.read(2, 0))[0].status is Status.NO_SUCH_LEDGER
 
 
 @pytest.mark.parametrize("damage", [0, 5, 12])
-def test_a_damaged_record_of_deletions_deletes_nothing(damage: int) -> None:
-    async def main(cluster: Cluster) -> None:
-        _, caller = await with_ledgers(cluster, 5, **INTERVALS)
-        await delete(cluster, range(2, 3))
-        page = paths.deleted_ledgers(0)
-        node = await cluster.metadata.get(page)
-        assert node is not None
-        if damage:
-            value = bytearray(node.value)
-            value[damage] ^= 4
-            await cluster.metadata.put(page, bytes(value))
-        else:
-            await cluster.metadata.commit([Delete(page), Put(_flipped(page, len(page) - 1, 0), node.value)])
-        await asyncio.sleep(1000)
-        assert (await caller.read(2, 0))[0].status is Status.OK
-
-    with_cluster(main)
+async def test_a_damaged_record_of_deletions_deletes_nothing(cluster: Cluster, /, damage: int) -> None:
+    _, caller = await with_ledgers(cluster, 5, **INTERVALS)
+    await delete(cluster, range(2, 3))
+    page = paths.deleted_ledgers(0)
+    node = await cluster.metadata.get(page)
+    assert node is not None
+    if damage:
+        value = bytearray(node.value)
+        value[damage] ^= 4
+        await cluster.metadata.put(page, bytes(value))
+    else:
+        await cluster.metadata.commit([Delete(page), Put(_flipped(page, len(page) - 1, 0), node.value)])
+    await asyncio.sleep(1000)
+    assert (await caller.read(2, 0))[0].status is Status.OK
 
 
-def test_nothing_is_deleted_once_the_metadata_went_back() -> None:
+async def test_nothing_is_deleted_once_the_metadata_went_back(cluster: Cluster, /) -> None:
     """It was restored from a backup under the running bookie: ledgers made since are not in it."""
-
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 5, gc_interval_s=60.0, upkeep_interval_s=1.0)
-        await asyncio.sleep(5)
-        backup = await cluster.metadata.get(paths.cookie(bookie.id))
-        assert backup is not None
-        assert (await caller.add(5, 1, payload(5, 1))).status is Status.OK
-        await asyncio.sleep(5)
-        await cluster.metadata.put(paths.cookie(bookie.id), backup.value)
-        await delete(cluster, range(5, 6))
-        assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
-        await asyncio.sleep(1000)
-        assert bookie.garbage_collector.refused is GarbageRefusal.WENT_BACK
-        assert (await caller.read(5, 0))[0].status is Status.OK
-        bookie = await cluster.restart()
-        await asyncio.sleep(1000)
-        assert (await cluster.caller(bookie).read(5, 0))[0].status is Status.NO_SUCH_LEDGER
-
-    with_cluster(main)
+    bookie, caller = await with_ledgers(cluster, 5, gc_interval_s=60.0, upkeep_interval_s=1.0)
+    await asyncio.sleep(5)
+    backup = await cluster.metadata.get(paths.cookie(bookie.id))
+    assert backup is not None
+    assert (await caller.add(5, 1, payload(5, 1))).status is Status.OK
+    await asyncio.sleep(5)
+    await cluster.metadata.put(paths.cookie(bookie.id), backup.value)
+    await delete(cluster, range(5, 6))
+    assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
+    await asyncio.sleep(1000)
+    assert bookie.garbage_collector.refused is GarbageRefusal.WENT_BACK
+    assert (await caller.read(5, 0))[0].status is Status.OK
+    bookie = await cluster.restart()
+    await asyncio.sleep(1000)
+    assert (await cluster.caller(bookie).read(5, 0))[0].status is Status.NO_SUCH_LEDGER

@@ -118,6 +118,9 @@ def with_deployment(test: Callable[[Deployment], Awaitable[None]]) -> None:
     simulate(main)
 
 
+pytestmark = pytest.mark.run_by.with_args(with_deployment)
+
+
 @pytest.fixture
 def amnesia(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that forgets what it found."""
@@ -169,27 +172,23 @@ async def an_entry_is_forgotten(deployment: Deployment, forget: Callable[[str], 
 
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
-def test_m09_m27_an_acknowledged_entry_is_not_truncated_when_a_bookie_forgot_it(how: str) -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
-        answer, _ = await deployment.caller("b1").read(ledger, 0, key=(await deployment.record(ledger)).key)
-        assert answer.status is Status.UNKNOWN
-        assert await recovered_end(deployment, ledger) is None, "one bookie is sure, one is in limbo, one is away"
-        assert (await deployment.record(ledger)).state == IN_RECOVERY
-        await deployment.start("b2")
-        assert await recovered_end(deployment, ledger) == 0
-
-    with_deployment(main)
+async def test_m09_m27_an_acknowledged_entry_is_not_truncated_when_a_bookie_forgot_it(
+    deployment: Deployment, /, how: str
+) -> None:
+    ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
+    answer, _ = await deployment.caller("b1").read(ledger, 0, key=(await deployment.record(ledger)).key)
+    assert answer.status is Status.UNKNOWN
+    assert await recovered_end(deployment, ledger) is None, "one bookie is sure, one is in limbo, one is away"
+    assert (await deployment.record(ledger)).state == IN_RECOVERY
+    await deployment.start("b2")
+    assert await recovered_end(deployment, ledger) == 0
 
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
 @pytest.mark.usefixtures("amnesia")
-def test_without_limbo_the_acknowledged_entry_is_lost(how: str) -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
-        assert await recovered_end(deployment, ledger) == -1
-
-    with_deployment(main)
+async def test_without_limbo_the_acknowledged_entry_is_lost(deployment: Deployment, /, how: str) -> None:
+    ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
+    assert await recovered_end(deployment, ledger) == -1
 
 
 async def a_fence_is_forgotten(deployment: Deployment) -> tuple[LedgerRecord, Status]:
@@ -207,27 +206,21 @@ async def a_fence_is_forgotten(deployment: Deployment) -> tuple[LedgerRecord, St
     return record, refused
 
 
-def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> None:
-    async def main(deployment: Deployment) -> None:
-        record, status = await a_fence_is_forgotten(deployment)
-        assert status is Status.FENCED
-        await asyncio.sleep(3 * PAUSE_S)
-        assert deployment.bookies["b1"].limbo_restorer.limbo_upto == -1
-        for _ in range(2):
-            assert await add_by_hand(deployment, record, 1, "b1") == [Status.FENCED]
-            await deployment.stop("b1")
-            await deployment.start("b1")
-
-    with_deployment(main)
+async def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo(deployment: Deployment, /) -> None:
+    record, status = await a_fence_is_forgotten(deployment)
+    assert status is Status.FENCED
+    await asyncio.sleep(3 * PAUSE_S)
+    assert deployment.bookies["b1"].limbo_restorer.limbo_upto == -1
+    for _ in range(2):
+        assert await add_by_hand(deployment, record, 1, "b1") == [Status.FENCED]
+        await deployment.stop("b1")
+        await deployment.start("b1")
 
 
 @pytest.mark.usefixtures("amnesia")
-def test_without_limbo_a_forgotten_fence_lets_the_writer_go_on() -> None:
-    async def main(deployment: Deployment) -> None:
-        _, status = await a_fence_is_forgotten(deployment)
-        assert status is Status.OK
-
-    with_deployment(main)
+async def test_without_limbo_a_forgotten_fence_lets_the_writer_go_on(deployment: Deployment, /) -> None:
+    _, status = await a_fence_is_forgotten(deployment)
+    assert status is Status.OK
 
 
 async def append_for_ever(writer: LedgerWriter) -> None:
@@ -238,73 +231,71 @@ async def append_for_ever(writer: LedgerWriter) -> None:
 
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
-def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: str) -> None:
-    async def main(deployment: Deployment) -> None:
-        client = deployment.client()
-        closed = await client.create()
-        for i in range(40):
-            await closed.append(b"%d" % i)
-        await closed.close()
-        open_ = await client.create()
-        for i in range(20):
-            await open_.append(b"%d" % i)
-        await asyncio.sleep(2.0)
-        await deployment.stop("b1")
-        getattr(deployment, how)("b1")
-        bookie = await deployment.start("b1")
-        registered = await deployment.registration("b1")
-        assert registered.limbo
-        (why,) = deployment.bookies["b1"].why_not_ready()
-        assert "it is in limbo" in why
-        assert registered.fenced_upto >= open_.ledger_id
-        with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
-            await append_for_ever(open_)
-        await asyncio.sleep(2 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
-        assert bookie.why_not_ready() == []
-        assert not (await deployment.registration("b1")).limbo
-        assert bookie.store.limbo_losses == []
-        for writer, entries in ((closed, 40), (open_, 20)):
-            record = await deployment.record(writer.ledger_id)
-            assert record.state == CLOSED
-            for entry in range(entries):
-                answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=record.key)
-                assert answer.status is Status.OK
-        answer, _ = await deployment.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
-        assert answer.status is Status.NO_SUCH_ENTRY
-        assert bookie.statistics()["limbo_restored_entries"] > 0
-        await deployment.stop("b1")
-        bookie = await deployment.start("b1")
-        assert bookie.limbo_restorer.limbo_upto == -1
-        answer, _ = await deployment.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
-        assert answer.status is Status.OK
-        await client.close()
+async def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(
+    deployment: Deployment, /, how: str
+) -> None:
+    client = deployment.client()
+    closed = await client.create()
+    for i in range(40):
+        await closed.append(b"%d" % i)
+    await closed.close()
+    open_ = await client.create()
+    for i in range(20):
+        await open_.append(b"%d" % i)
+    await asyncio.sleep(2.0)
+    await deployment.stop("b1")
+    getattr(deployment, how)("b1")
+    bookie = await deployment.start("b1")
+    registered = await deployment.registration("b1")
+    assert registered.limbo
+    (why,) = deployment.bookies["b1"].why_not_ready()
+    assert "it is in limbo" in why
+    assert registered.fenced_upto >= open_.ledger_id
+    with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
+        await append_for_ever(open_)
+    await asyncio.sleep(2 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
+    assert bookie.why_not_ready() == []
+    assert not (await deployment.registration("b1")).limbo
+    assert bookie.store.limbo_losses == []
+    for writer, entries in ((closed, 40), (open_, 20)):
+        record = await deployment.record(writer.ledger_id)
+        assert record.state == CLOSED
+        for entry in range(entries):
+            answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=record.key)
+            assert answer.status is Status.OK
+    answer, _ = await deployment.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
+    assert answer.status is Status.NO_SUCH_ENTRY
+    assert bookie.statistics()["limbo_restored_entries"] > 0
+    await deployment.stop("b1")
+    bookie = await deployment.start("b1")
+    assert bookie.limbo_restorer.limbo_upto == -1
+    answer, _ = await deployment.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
+    assert answer.status is Status.OK
+    await client.close()
 
-    with_deployment(main)
 
-
-def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_fence() -> None:
-    async def main(deployment: Deployment) -> None:
-        client = deployment.client()
-        first = await client.create()
-        await first.append(b"x")
-        await asyncio.sleep(2.0)
-        for name in ("b1", "b2"):  # two: nobody else has what they lack, limbo stays
-            await deployment.stop(name)
-            deployment.forget_everything(name)
-        await first.abandon()
-        for name in ("b1", "b2"):
-            await deployment.start(name)
-        await asyncio.sleep(1.0)
-        new = await client.create()
-        assert new.ledger_id > deployment.bookies["b1"].limbo_restorer.limbo_upto >= first.ledger_id
-        for i in range(10):
-            await new.append(b"%d" % i)
-        await new.close()
-        assert deployment.bookies["b1"].limbo_restorer.limbo_upto >= 0
-        await client.close()
-
-    with_deployment(main)
+async def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_fence(
+    deployment: Deployment, /
+) -> None:
+    client = deployment.client()
+    first = await client.create()
+    await first.append(b"x")
+    await asyncio.sleep(2.0)
+    for name in ("b1", "b2"):  # two: nobody else has what they lack, limbo stays
+        await deployment.stop(name)
+        deployment.forget_everything(name)
+    await first.abandon()
+    for name in ("b1", "b2"):
+        await deployment.start(name)
+    await asyncio.sleep(1.0)
+    new = await client.create()
+    assert new.ledger_id > deployment.bookies["b1"].limbo_restorer.limbo_upto >= first.ledger_id
+    for i in range(10):
+        await new.append(b"%d" % i)
+    await new.close()
+    assert deployment.bookies["b1"].limbo_restorer.limbo_upto >= 0
+    await client.close()
 
 
 async def a_single_copy(deployment: Deployment, *, closed: bool = False) -> tuple[str, int]:
@@ -326,94 +317,84 @@ async def a_single_copy(deployment: Deployment, *, closed: bool = False) -> tupl
     return holder, writer.ledger_id
 
 
-def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(deployment: Deployment) -> None:
-        holder, ledger = await a_single_copy(deployment)
-        bookie = deployment.bookies[holder]
-        await asyncio.sleep(10 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto >= ledger
-        assert list(bookie.limbo_restorer.blocked) == [ledger]
-        passes = bookie.statistics()["limbo_passes"]
-        assert passes >= 3
-        told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
-        assert len(told) == passes
-        assert bookie.store.limbo_losses
-        assert list(await deployment.simulation.spawn(holder, bookie.limbo_restorer.accept_loss())) == [ledger]
-        assert bookie.limbo_restorer.limbo_upto == -1
-        assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
-        assert await recovered_end(deployment, ledger) == 4
-        with pytest.raises(InvalidRequest, match="not in limbo"):
-            await bookie.limbo_restorer.accept_loss()
-
-    with_deployment(main)
-
-
-def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere() -> None:
-    async def main(deployment: Deployment) -> None:
-        holder, ledger = await a_single_copy(deployment, closed=True)
-        bookie = deployment.bookies[holder]
-        await asyncio.sleep(3 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto >= ledger
-        assert list(bookie.limbo_restorer.blocked) == [ledger]
-        key = (await deployment.record(ledger)).key
-        for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
-            assert (await deployment.caller(holder).read(ledger, entry, key=key))[0].status is status
-
-    with_deployment(main)
+async def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(
+    deployment: Deployment, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, ledger = await a_single_copy(deployment)
+    bookie = deployment.bookies[holder]
+    await asyncio.sleep(10 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto >= ledger
+    assert list(bookie.limbo_restorer.blocked) == [ledger]
+    passes = bookie.statistics()["limbo_passes"]
+    assert passes >= 3
+    told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
+    assert len(told) == passes
+    assert bookie.store.limbo_losses
+    assert list(await deployment.simulation.spawn(holder, bookie.limbo_restorer.accept_loss())) == [ledger]
+    assert bookie.limbo_restorer.limbo_upto == -1
+    assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
+    assert await recovered_end(deployment, ledger) == 4
+    with pytest.raises(InvalidRequest, match="not in limbo"):
+        await bookie.limbo_restorer.accept_loss()
 
 
-def test_limbo_lasts_until_the_end_of_it_is_durable() -> None:
-    async def main(deployment: Deployment) -> None:
-        client = deployment.client()
-        writer = await client.create()
-        await writer.append(b"x")
+async def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere(deployment: Deployment, /) -> None:
+    holder, ledger = await a_single_copy(deployment, closed=True)
+    bookie = deployment.bookies[holder]
+    await asyncio.sleep(3 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto >= ledger
+    assert list(bookie.limbo_restorer.blocked) == [ledger]
+    key = (await deployment.record(ledger)).key
+    for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
+        assert (await deployment.caller(holder).read(ledger, entry, key=key))[0].status is status
+
+
+async def test_limbo_lasts_until_the_end_of_it_is_durable(deployment: Deployment, /) -> None:
+    client = deployment.client()
+    writer = await client.create()
+    await writer.append(b"x")
+    await writer.close()
+    await client.close()
+    await asyncio.sleep(2.0)
+    await deployment.stop("b1")
+    deployment.forget_everything("b1")
+    bookie = await deployment.start("b1")
+    disk = deployment.simulation.node("b1").disk
+    disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
+    await asyncio.sleep(5 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto >= writer.ledger_id
+    assert (await deployment.registration("b1")).limbo
+    disk.faults.clear()
+    await asyncio.sleep(5 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto == -1
+    assert not (await deployment.registration("b1")).limbo
+
+
+async def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away(deployment: Deployment, /) -> None:
+    client = deployment.client()
+    writers = [await client.create() for _ in range(12)]
+    for writer in writers:
+        for i in range(30):
+            await writer.append(b"%d" % i)
         await writer.close()
-        await client.close()
-        await asyncio.sleep(2.0)
-        await deployment.stop("b1")
-        deployment.forget_everything("b1")
-        bookie = await deployment.start("b1")
-        disk = deployment.simulation.node("b1").disk
-        disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
-        await asyncio.sleep(5 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto >= writer.ledger_id
-        assert (await deployment.registration("b1")).limbo
-        disk.faults.clear()
-        await asyncio.sleep(5 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto == -1
-        assert not (await deployment.registration("b1")).limbo
-
-    with_deployment(main)
-
-
-def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
-    async def main(deployment: Deployment) -> None:
-        client = deployment.client()
-        writers = [await client.create() for _ in range(12)]
-        for writer in writers:
-            for i in range(30):
-                await writer.append(b"%d" % i)
-            await writer.close()
-        await client.close()
-        await asyncio.sleep(2.0)
-        await deployment.stop("b1")
-        deployment.forget_everything("b1")
-        for operation in range(40, 400, 60):
-            deployment.simulation.world("b1")
-            deployment.simulation.crash_at("b1", operation, power_loss=True)
-            try:
-                await deployment.start("b1")
-                await asyncio.sleep(PAUSE_S)
-            except Exception as error:
-                deployment.simulation.add_line(f"cut short: {error}")
-            deployment.simulation.crash("b1", power_loss=True)
-        deployment.simulation.node("b1").disk.disarm()
-        bookie = await deployment.start("b1")
-        await asyncio.sleep(3 * PAUSE_S)
-        assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
-        for writer in writers:
-            for entry in range(30):
-                answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
-                assert answer.status is Status.OK
-
-    with_deployment(main)
+    await client.close()
+    await asyncio.sleep(2.0)
+    await deployment.stop("b1")
+    deployment.forget_everything("b1")
+    for operation in range(40, 400, 60):
+        deployment.simulation.world("b1")
+        deployment.simulation.crash_at("b1", operation, power_loss=True)
+        try:
+            await deployment.start("b1")
+            await asyncio.sleep(PAUSE_S)
+        except Exception as error:
+            deployment.simulation.add_line(f"cut short: {error}")
+        deployment.simulation.crash("b1", power_loss=True)
+    deployment.simulation.node("b1").disk.disarm()
+    bookie = await deployment.start("b1")
+    await asyncio.sleep(3 * PAUSE_S)
+    assert bookie.limbo_restorer.limbo_upto == -1, bookie.limbo_restorer.blocked
+    for writer in writers:
+        for entry in range(30):
+            answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
+            assert answer.status is Status.OK

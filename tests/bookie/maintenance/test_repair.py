@@ -45,6 +45,8 @@ from magnetar.proto.errors import DataLost, Unavailable
 from magnetar.runtime.tasks import run_together
 from tests.bookie.maintenance.copies import REPAIR, Deployment, payload, with_deployment
 
+pytestmark = pytest.mark.run_by.with_args(with_deployment)
+
 
 def payloads(ledger: int, count: int) -> list[bytes]:
     return [payload(ledger, entry) for entry in range(count)]
@@ -73,42 +75,40 @@ def test_a_dead_bookies_copies_are_made_again_on_another_one(shape: tuple[int, i
     with_deployment(main, bookies)
 
 
-def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_may_take_none() -> None:
-    async def main(deployment: Deployment) -> None:
-        for name, rack in (("b1", "/a"), ("b2", "/b"), ("b3", "/c")):
-            await deployment.start(name, rack=rack)
-        writers = [await deployment.a_ledger(4) for _ in range(6)]
-        for name, rack in (("same1", "/a"), ("same2", "/b"), ("same3", "/a"), ("leaving", "/c"), ("spare", "/c")):
-            await deployment.start(name, rack=rack)
-        leaving, spare = deployment.bookies["leaving"].id, deployment.bookies["spare"].id
-        record = DepartingRecord(bookie=leaving)
-        await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
-        gone = await deployment.kill("b3")
-        for writer in writers:
-            bookies = (await deployment.until_whole(writer.ledger_id, gone)).fragments[0].bookies
-            assert spare in bookies, "one of each rack"
-            assert leaving not in bookies
+@pytest.mark.run_by(with_deployment, 0)
+async def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_may_take_none(
+    deployment: Deployment, /
+) -> None:
+    for name, rack in (("b1", "/a"), ("b2", "/b"), ("b3", "/c")):
+        await deployment.start(name, rack=rack)
+    writers = [await deployment.a_ledger(4) for _ in range(6)]
+    for name, rack in (("same1", "/a"), ("same2", "/b"), ("same3", "/a"), ("leaving", "/c"), ("spare", "/c")):
+        await deployment.start(name, rack=rack)
+    leaving, spare = deployment.bookies["leaving"].id, deployment.bookies["spare"].id
+    record = DepartingRecord(bookie=leaving)
+    await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
+    gone = await deployment.kill("b3")
+    for writer in writers:
+        bookies = (await deployment.until_whole(writer.ledger_id, gone)).fragments[0].bookies
+        assert spare in bookies, "one of each rack"
+        assert leaving not in bookies
 
-    with_deployment(main, 0)
 
-
-def test_two_dead_bookies_of_one_fragment_get_two_others_in_one_turn() -> None:
-    async def main(deployment: Deployment) -> None:
-        writers = [await deployment.a_ledger(4) for _ in range(8)]
-        await marks.set_repair_enabled(deployment.metadata, False)
-        for name in ("b4", "b5"):
-            await deployment.start(name)
-        dead = [await deployment.kill(name) for name in ("b1", "b2")]
-        await asyncio.sleep(30.0)
-        await marks.set_repair_enabled(deployment.metadata, True)
-        for writer in writers:
-            for gone in dead:
-                await deployment.until_whole(writer.ledger_id, gone)
-            await deployment.check_whole(writer.ledger_id)
-        workers = [deployment.bookies[name].statistics() for name in ("b3", "b4", "b5")]
-        assert sum(each["repair_failures"] for each in workers) == 0, "no two copies were sent to the same bookie"
-
-    with_deployment(main, 3)
+@pytest.mark.run_by(with_deployment, 3)
+async def test_two_dead_bookies_of_one_fragment_get_two_others_in_one_turn(deployment: Deployment, /) -> None:
+    writers = [await deployment.a_ledger(4) for _ in range(8)]
+    await marks.set_repair_enabled(deployment.metadata, False)
+    for name in ("b4", "b5"):
+        await deployment.start(name)
+    dead = [await deployment.kill(name) for name in ("b1", "b2")]
+    await asyncio.sleep(30.0)
+    await marks.set_repair_enabled(deployment.metadata, True)
+    for writer in writers:
+        for gone in dead:
+            await deployment.until_whole(writer.ledger_id, gone)
+        await deployment.check_whole(writer.ledger_id)
+    workers = [deployment.bookies[name].statistics() for name in ("b3", "b4", "b5")]
+    assert sum(each["repair_failures"] for each in workers) == 0, "no two copies were sent to the same bookie"
 
 
 def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,39 +167,31 @@ def test_a_bookie_whose_disk_hangs_is_not_named_before_its_copy_is_synced(
     with_deployment(main, bookies)
 
 
-def test_a_ledger_without_entries_changes_its_bookie_too() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, gone = await one_is_killed(deployment, entries=0)
-        await deployment.until_whole(ledger, gone)
-
-    with_deployment(main)
+async def test_a_ledger_without_entries_changes_its_bookie_too(deployment: Deployment, /) -> None:
+    ledger, gone = await one_is_killed(deployment, entries=0)
+    await deployment.until_whole(ledger, gone)
 
 
-def test_two_dead_bookies_of_three_cost_nothing_while_one_copy_lives() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(30)
-        gone = writer.record.fragments[0].bookies[:2]
-        for bookie in gone:
-            await deployment.kill(deployment.node_of(bookie))
-        await deployment.until_whole(writer.ledger_id, gone[0])
-        await deployment.until_whole(writer.ledger_id, gone[1])
-        await deployment.check_whole(writer.ledger_id)
-
-    with_deployment(main, 5)
+@pytest.mark.run_by(with_deployment, 5)
+async def test_two_dead_bookies_of_three_cost_nothing_while_one_copy_lives(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger(30)
+    gone = writer.record.fragments[0].bookies[:2]
+    for bookie in gone:
+        await deployment.kill(deployment.node_of(bookie))
+    await deployment.until_whole(writer.ledger_id, gone[0])
+    await deployment.until_whole(writer.ledger_id, gone[1])
+    await deployment.check_whole(writer.ledger_id)
 
 
-def test_nobody_is_replaced_who_was_away_for_less_than_the_grace() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger()
-        name = deployment.node_of(writer.record.fragments[0].bookies[0])
-        await deployment.kill(name)
-        await asyncio.sleep(8.0)  # the session's 5 seconds, and a part of the grace
-        await deployment.start(name)
-        await asyncio.sleep(60.0)
-        assert await deployment.record(writer.ledger_id) == replace_state(writer.record, 19)
-        assert await deployment.mark(writer.ledger_id) is None
-
-    with_deployment(main)
+async def test_nobody_is_replaced_who_was_away_for_less_than_the_grace(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger()
+    name = deployment.node_of(writer.record.fragments[0].bookies[0])
+    await deployment.kill(name)
+    await asyncio.sleep(8.0)  # the session's 5 seconds, and a part of the grace
+    await deployment.start(name)
+    await asyncio.sleep(60.0)
+    assert await deployment.record(writer.ledger_id) == replace_state(writer.record, 19)
+    assert await deployment.mark(writer.ledger_id) is None
 
 
 def replace_state(record: LedgerRecord, last_entry: int, size: int = 300) -> LedgerRecord:
@@ -207,167 +199,154 @@ def replace_state(record: LedgerRecord, last_entry: int, size: int = 300) -> Led
 
 
 # ------------------------------------------------------------------------------------------ E = number of bookies
-def test_three_of_three_the_bookie_that_comes_back_empty_under_a_new_name_is_filled_again() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_marked(ledger)
-        await asyncio.sleep(60.0)
-        mark = await deployment.mark(ledger)
-        assert mark is not None
-        assert mark.stuck == StuckReason.NO_TARGET.value
-        assert mark.attempts <= 12, "nobody tries it hot"
-        assert gone in (await deployment.record(ledger)).fragments[0].bookies
-        name = deployment.node_of(gone)
-        new = await deployment.start(name, home="fresh")
-        assert new.id != gone
-        began = deployment.simulation.virtual_seconds
-        record = await deployment.until_whole(ledger, gone)
-        assert deployment.simulation.virtual_seconds - began < 5.0, "a bookie that comes brings the next try forward"
-        assert new.id in record.fragments[0].bookies
-        await deployment.check_whole(ledger)
+@pytest.mark.run_by(with_deployment, 3)
+async def test_three_of_three_the_bookie_that_comes_back_empty_under_a_new_name_is_filled_again(
+    deployment: Deployment, /
+) -> None:
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_marked(ledger)
+    await asyncio.sleep(60.0)
+    mark = await deployment.mark(ledger)
+    assert mark is not None
+    assert mark.stuck == StuckReason.NO_TARGET.value
+    assert mark.attempts <= 12, "nobody tries it hot"
+    assert gone in (await deployment.record(ledger)).fragments[0].bookies
+    name = deployment.node_of(gone)
+    new = await deployment.start(name, home="fresh")
+    assert new.id != gone
+    began = deployment.simulation.virtual_seconds
+    record = await deployment.until_whole(ledger, gone)
+    assert deployment.simulation.virtual_seconds - began < 5.0, "a bookie that comes brings the next try forward"
+    assert new.id in record.fragments[0].bookies
+    await deployment.check_whole(ledger)
 
-    with_deployment(main, 3)
 
-
-def test_three_of_three_the_bookie_that_comes_back_with_its_data_is_compared_and_unmarked() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_marked(ledger)
-        before = await deployment.record(ledger)
-        await deployment.start(deployment.node_of(gone))
-        assert await deployment.until_whole(ledger) == before
-        await deployment.check_whole(ledger)
-
-    with_deployment(main, 3)
+@pytest.mark.run_by(with_deployment, 3)
+async def test_three_of_three_the_bookie_that_comes_back_with_its_data_is_compared_and_unmarked(
+    deployment: Deployment, /
+) -> None:
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_marked(ledger)
+    before = await deployment.record(ledger)
+    await deployment.start(deployment.node_of(gone))
+    assert await deployment.until_whole(ledger) == before
+    await deployment.check_whole(ledger)
 
 
 # ------------------------------------------------------------------------------------------ never for ever
-def test_a_deleted_ledger_is_unmarked() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, _ = await one_is_killed(deployment)
-        await deployment.until_marked(ledger)
-        await deletions.delete_ledgers(deployment.metadata, [ledger])
+@pytest.mark.run_by(with_deployment, 3)
+async def test_a_deleted_ledger_is_unmarked(deployment: Deployment, /) -> None:
+    ledger, _ = await one_is_killed(deployment)
+    await deployment.until_marked(ledger)
+    await deletions.delete_ledgers(deployment.metadata, [ledger])
 
-        async def unmarked() -> bool:
-            return await deployment.mark(ledger) is None
+    async def unmarked() -> bool:
+        return await deployment.mark(ledger) is None
 
-        await deployment.until(unmarked)
-
-    with_deployment(main, 3)
+    await deployment.until(unmarked)
 
 
-def test_the_only_copy_is_reported_as_lost_tried_seldom_and_never_replaced() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, gone = await one_is_killed(deployment, ensemble_size=1, write_quorum=1, ack_quorum=1)
-        await deployment.until_marked(ledger)
-        await asyncio.sleep(100.0)
-        mark = await deployment.mark(ledger)
-        assert mark is not None
-        assert mark.stuck == StuckReason.LOST.value
-        assert 2 <= mark.attempts <= 20
-        assert (await deployment.record(ledger)).fragments[0].bookies == (gone,)
-        with pytest.raises((DataLost, Unavailable)):
-            await deployment.read_all(ledger)
-        await deployment.start(deployment.node_of(gone))
-        await deployment.until_whole(ledger)
-        assert await deployment.read_all(ledger) == payloads(ledger, 40)
-
-    with_deployment(main)
+async def test_the_only_copy_is_reported_as_lost_tried_seldom_and_never_replaced(deployment: Deployment, /) -> None:
+    ledger, gone = await one_is_killed(deployment, ensemble_size=1, write_quorum=1, ack_quorum=1)
+    await deployment.until_marked(ledger)
+    await asyncio.sleep(100.0)
+    mark = await deployment.mark(ledger)
+    assert mark is not None
+    assert mark.stuck == StuckReason.LOST.value
+    assert 2 <= mark.attempts <= 20
+    assert (await deployment.record(ledger)).fragments[0].bookies == (gone,)
+    with pytest.raises((DataLost, Unavailable)):
+        await deployment.read_all(ledger)
+    await deployment.start(deployment.node_of(gone))
+    await deployment.until_whole(ledger)
+    assert await deployment.read_all(ledger) == payloads(ledger, 40)
 
 
-def test_an_entry_that_nobody_gives_leaves_the_record_as_it_is_and_the_rest_is_copied() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(12, ensemble_size=3, write_quorum=2, ack_quorum=2)
-        ledger = writer.ledger_id
-        first, second, _ = writer.record.fragments[0].bookies
-        holder = deployment.bookies[deployment.node_of(second)]
-        holder.store.descriptors.quarantine(ledger, 0, 0)
-        holder.store.memtable.active.ledgers[ledger].pop(0)
-        await deployment.kill(deployment.node_of(first))
-        await deployment.until_marked(ledger)
-        await asyncio.sleep(60.0)
-        mark = await deployment.mark(ledger)
-        assert mark is not None
-        assert mark.stuck == StuckReason.LOST.value
-        assert "entry 0" in mark.last_error
-        assert first in (await deployment.record(ledger)).fragments[0].bookies
-
-    with_deployment(main, 5, repair=replace(REPAIR, check_pass_s=0.0))
-
-
-def test_a_bookie_that_came_back_and_is_silent_is_waited_for() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_marked(ledger)
-        name = deployment.node_of(gone)
-        for node in deployment.bookies:
-            if node != name:
-                deployment.simulation.wires.partition(node, name)
-        deployment.repair = replace(REPAIR, enabled=False)
-        await deployment.start(name)
-        await asyncio.sleep(60.0)
-        mark = await deployment.mark(ledger)
-        assert mark is not None
-        assert (mark.bookies, mark.stuck) == ({gone: "returned"}, StuckReason.UNREACHABLE.value)
-        deployment.simulation.wires.heal()
-        await deployment.until_whole(ledger)
-
-    with_deployment(main, 3)
+@pytest.mark.run_by(with_deployment, 5, repair=replace(REPAIR, check_pass_s=0.0))
+async def test_an_entry_that_nobody_gives_leaves_the_record_as_it_is_and_the_rest_is_copied(
+    deployment: Deployment, /
+) -> None:
+    writer = await deployment.a_ledger(12, ensemble_size=3, write_quorum=2, ack_quorum=2)
+    ledger = writer.ledger_id
+    first, second, _ = writer.record.fragments[0].bookies
+    holder = deployment.bookies[deployment.node_of(second)]
+    holder.store.descriptors.quarantine(ledger, 0, 0)
+    holder.store.memtable.active.ledgers[ledger].pop(0)
+    await deployment.kill(deployment.node_of(first))
+    await deployment.until_marked(ledger)
+    await asyncio.sleep(60.0)
+    mark = await deployment.mark(ledger)
+    assert mark is not None
+    assert mark.stuck == StuckReason.LOST.value
+    assert "entry 0" in mark.last_error
+    assert first in (await deployment.record(ledger)).fragments[0].bookies
 
 
-def test_a_worker_whose_clock_was_a_day_ahead_stops_no_repair() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10)
-        await asyncio.sleep(10.0)  # no bookie is new any more: one that comes brings each try forward
-        in_a_day = deployment.simulation.world("client").clock.wall_ms() + 86_400_000
-        late = UnderReplicatedRecord(
-            ledger_id=writer.ledger_id, bookies={writer.record.fragments[0].bookies[0]: "incomplete"}, attempts=9,
-            stuck=StuckReason.FAILED.value, retry_ms=in_a_day,
-        )  # fmt: skip
-        await marks.change_mark(deployment.metadata, writer.ledger_id, lambda mark: late)
-        await deployment.until_whole(writer.ledger_id)
+@pytest.mark.run_by(with_deployment, 3)
+async def test_a_bookie_that_came_back_and_is_silent_is_waited_for(deployment: Deployment, /) -> None:
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_marked(ledger)
+    name = deployment.node_of(gone)
+    for node in deployment.bookies:
+        if node != name:
+            deployment.simulation.wires.partition(node, name)
+    deployment.repair = replace(REPAIR, enabled=False)
+    await deployment.start(name)
+    await asyncio.sleep(60.0)
+    mark = await deployment.mark(ledger)
+    assert mark is not None
+    assert (mark.bookies, mark.stuck) == ({gone: "returned"}, StuckReason.UNREACHABLE.value)
+    deployment.simulation.wires.heal()
+    await deployment.until_whole(ledger)
 
-    with_deployment(main, 3)
+
+@pytest.mark.run_by(with_deployment, 3)
+async def test_a_worker_whose_clock_was_a_day_ahead_stops_no_repair(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger(10)
+    await asyncio.sleep(10.0)  # no bookie is new any more: one that comes brings each try forward
+    in_a_day = deployment.simulation.world("client").clock.wall_ms() + 86_400_000
+    late = UnderReplicatedRecord(
+        ledger_id=writer.ledger_id, bookies={writer.record.fragments[0].bookies[0]: "incomplete"}, attempts=9,
+        stuck=StuckReason.FAILED.value, retry_ms=in_a_day,
+    )  # fmt: skip
+    await marks.change_mark(deployment.metadata, writer.ledger_id, lambda mark: late)
+    await deployment.until_whole(writer.ledger_id)
 
 
 # ------------------------------------------------------------------------------------------ open ledgers
-def test_an_open_ledger_that_misses_a_bookie_is_recovered_after_the_grace_and_then_filled() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10, closed=False)
-        ledger, gone = writer.ledger_id, writer.record.fragments[0].bookies[0]
-        await deployment.kill(deployment.node_of(gone))
-        await deployment.until_marked(ledger)
-        marked_at = deployment.simulation.virtual_seconds
-        while (record := await deployment.record(ledger)).state == OPEN:
-            assert record == writer.record, "nobody touches the last fragment of an open ledger"
-            await asyncio.sleep(0.2)
-        assert deployment.simulation.virtual_seconds - marked_at >= 8.0
-        record = await deployment.until_whole(ledger, gone)
-        assert (record.state, record.last_entry) == (CLOSED, 9)
-        await deployment.check_whole(ledger)
+async def test_an_open_ledger_that_misses_a_bookie_is_recovered_after_the_grace_and_then_filled(
+    deployment: Deployment, /
+) -> None:
+    writer = await deployment.a_ledger(10, closed=False)
+    ledger, gone = writer.ledger_id, writer.record.fragments[0].bookies[0]
+    await deployment.kill(deployment.node_of(gone))
+    await deployment.until_marked(ledger)
+    marked_at = deployment.simulation.virtual_seconds
+    while (record := await deployment.record(ledger)).state == OPEN:
+        assert record == writer.record, "nobody touches the last fragment of an open ledger"
+        await asyncio.sleep(0.2)
+    assert deployment.simulation.virtual_seconds - marked_at >= 8.0
+    record = await deployment.until_whole(ledger, gone)
+    assert (record.state, record.last_entry) == (CLOSED, 9)
+    await deployment.check_whole(ledger)
 
-    with_deployment(main)
 
-
-def test_a_writer_that_changes_its_ensemble_itself_is_not_fenced() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10, closed=False)
-        ledger, old = writer.ledger_id, writer.record.fragments[0].bookies
-        await deployment.kill(deployment.node_of(old[0]))
-        await deployment.until_marked(ledger)
-        await asyncio.sleep(5.0)
-        spare = next(each.id for each in deployment.bookies.values() if each.id not in old)
-        changed = msgspec.structs.replace(
-            writer.record, fragments=(*writer.record.fragments, Fragment(10, (spare, *old[1:])))
-        )
-        await deployment.metadata.put(paths.ledger(ledger), encode(changed, paths.ledger(ledger)))
-        record = await deployment.until_whole(ledger, old[0])
-        await asyncio.sleep(30.0)
-        assert (await deployment.record(ledger)).state == OPEN
-        assert record.fragments == (Fragment(0, (spare, *old[1:])), changed.fragments[1])
-        await deployment.check_whole(ledger)
-
-    with_deployment(main)
+async def test_a_writer_that_changes_its_ensemble_itself_is_not_fenced(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger(10, closed=False)
+    ledger, old = writer.ledger_id, writer.record.fragments[0].bookies
+    await deployment.kill(deployment.node_of(old[0]))
+    await deployment.until_marked(ledger)
+    await asyncio.sleep(5.0)
+    spare = next(each.id for each in deployment.bookies.values() if each.id not in old)
+    changed = msgspec.structs.replace(
+        writer.record, fragments=(*writer.record.fragments, Fragment(10, (spare, *old[1:])))
+    )
+    await deployment.metadata.put(paths.ledger(ledger), encode(changed, paths.ledger(ledger)))
+    record = await deployment.until_whole(ledger, old[0])
+    await asyncio.sleep(30.0)
+    assert (await deployment.record(ledger)).state == OPEN
+    assert record.fragments == (Fragment(0, (spare, *old[1:])), changed.fragments[1])
+    await deployment.check_whole(ledger)
 
 
 def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,43 +384,36 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
         with_deployment(main, repair=patient)
 
 
-def test_a_recovery_that_its_starter_left_is_finished() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10, closed=False)
+async def test_a_recovery_that_its_starter_left_is_finished(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger(10, closed=False)
+    outcome = transitions.start_recovery(writer.record)
+    assert isinstance(outcome, transitions.RecordWrite)
+    await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
+
+    async def closed() -> bool:
+        return (await deployment.record(writer.ledger_id)).state == CLOSED
+
+    await deployment.until(closed)
+    assert (await deployment.until_whole(writer.ledger_id)).last_entry == 9
+
+
+async def test_recoveries_that_go_well_are_not_marked_and_one_that_was_left_is(deployment: Deployment, /) -> None:
+    """A broker that takes hundreds of topics over ends their ledgers itself: a mark for each would only delay it."""
+    writers = [await deployment.a_ledger(3, closed=False) for _ in range(20)]
+    for writer in writers:
         outcome = transitions.start_recovery(writer.record)
         assert isinstance(outcome, transitions.RecordWrite)
         await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
-
-        async def closed() -> bool:
-            return (await deployment.record(writer.ledger_id)).state == CLOSED
-
-        await deployment.until(closed)
-        assert (await deployment.until_whole(writer.ledger_id)).last_entry == 9
-
-    with_deployment(main)
-
-
-def test_recoveries_that_go_well_are_not_marked_and_one_that_was_left_is() -> None:
-    """A broker that takes hundreds of topics over ends their ledgers itself: a mark for each would only delay it."""
-
-    async def main(deployment: Deployment) -> None:
-        writers = [await deployment.a_ledger(3, closed=False) for _ in range(20)]
+    for _ in range(4):
+        await asyncio.sleep(2.0)  # looks of the auditor, within the grace
         for writer in writers:
-            outcome = transitions.start_recovery(writer.record)
-            assert isinstance(outcome, transitions.RecordWrite)
-            await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
-        for _ in range(4):
-            await asyncio.sleep(2.0)  # looks of the auditor, within the grace
-            for writer in writers:
-                assert await deployment.mark(writer.ledger_id) is None
-        client = deployment.client()
-        for writer in writers[:-1]:
-            await client.recover(writer.ledger_id)
-        await deployment.until_marked(writers[-1].ledger_id)
-        for writer in writers[:-1]:
             assert await deployment.mark(writer.ledger_id) is None
-
-    with_deployment(main)
+    client = deployment.client()
+    for writer in writers[:-1]:
+        await client.recover(writer.ledger_id)
+    await deployment.until_marked(writers[-1].ledger_id)
+    for writer in writers[:-1]:
+        assert await deployment.mark(writer.ledger_id) is None
 
 
 async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int, gone: int, *, damaged: bool) -> int:
@@ -460,115 +432,105 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
     return ledger
 
 
-def test_a_ledger_whose_last_confirmed_entry_nobody_has_is_closed_with_it_and_shown_as_lost() -> None:
-    async def main(deployment: Deployment) -> None:
-        ledger = await the_last_entry_is_gone_everywhere(deployment, 10, 8, damaged=False)
-        for bookie in deployment.bookies.values():
-            if bookie.store.memtable.active.ledgers.get(ledger, {}).pop(9, None) is not None:
-                bookie.store.descriptors.get(ledger).lac = 8
+@pytest.mark.run_by(with_deployment, repair=replace(REPAIR, check_pass_s=20.0))
+async def test_a_ledger_whose_last_confirmed_entry_nobody_has_is_closed_with_it_and_shown_as_lost(
+    deployment: Deployment, /
+) -> None:
+    ledger = await the_last_entry_is_gone_everywhere(deployment, 10, 8, damaged=False)
+    for bookie in deployment.bookies.values():
+        if bookie.store.memtable.active.ledgers.get(ledger, {}).pop(9, None) is not None:
+            bookie.store.descriptors.get(ledger).lac = 8
 
-        async def shown() -> bool:
-            mark = await deployment.mark(ledger)
-            return mark is not None and mark.stuck == StuckReason.LOST.value
+    async def shown() -> bool:
+        mark = await deployment.mark(ledger)
+        return mark is not None and mark.stuck == StuckReason.LOST.value
 
-        await deployment.until(shown)
-        record = await deployment.record(ledger)
-        assert (record.state, record.last_entry, record.length) == (CLOSED, 8, 8 * 300)
-        with pytest.raises((DataLost, Unavailable)):
-            await deployment.read_all(ledger)
-
-    with_deployment(main, repair=replace(REPAIR, check_pass_s=20.0))
+    await deployment.until(shown)
+    record = await deployment.record(ledger)
+    assert (record.state, record.last_entry, record.length) == (CLOSED, 8, 8 * 300)
+    with pytest.raises((DataLost, Unavailable)):
+        await deployment.read_all(ledger)
 
 
-def test_a_ledger_whose_end_nobody_can_tell_stays_in_recovery_and_is_shown_as_undecided() -> None:
+async def test_a_ledger_whose_end_nobody_can_tell_stays_in_recovery_and_is_shown_as_undecided(
+    deployment: Deployment, /
+) -> None:
     """Entry 9 may have been confirmed, and each bookie that had it says that it is damaged."""
+    ledger = await the_last_entry_is_gone_everywhere(deployment, 10, 9, damaged=True)
 
-    async def main(deployment: Deployment) -> None:
-        ledger = await the_last_entry_is_gone_everywhere(deployment, 10, 9, damaged=True)
+    async def shown() -> bool:
+        mark = await deployment.mark(ledger)
+        return mark is not None and mark.stuck == StuckReason.UNDECIDED.value and "entry 9" in mark.last_error
 
-        async def shown() -> bool:
-            mark = await deployment.mark(ledger)
-            return mark is not None and mark.stuck == StuckReason.UNDECIDED.value and "entry 9" in mark.last_error
-
-        await deployment.until(shown)
-        assert (await deployment.record(ledger)).state == IN_RECOVERY
-
-    with_deployment(main)
+    await deployment.until(shown)
+    assert (await deployment.record(ledger)).state == IN_RECOVERY
 
 
 # ------------------------------------------------------------------------------------------ holes and damage
-def test_a_closed_ledger_is_checked_soon_and_who_lacks_entries_gets_them() -> None:
+async def test_a_closed_ledger_is_checked_soon_and_who_lacks_entries_gets_them(deployment: Deployment, /) -> None:
     """§1.3: with Qa of Qw the bookie that missed an entry stays behind; only a comparison finds it."""
+    writer = await deployment.a_ledger(10, closed=False)
+    ledger = writer.ledger_id
+    behind = deployment.bookies[deployment.node_of(writer.record.fragments[0].bookies[2])]
+    for entry in (3, 4, 9):
+        del behind.store.memtable.active.ledgers[ledger][entry]
+    await writer.close()
 
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10, closed=False)
-        ledger = writer.ledger_id
-        behind = deployment.bookies[deployment.node_of(writer.record.fragments[0].bookies[2])]
-        for entry in (3, 4, 9):
-            del behind.store.memtable.active.ledgers[ledger][entry]
-        await writer.close()
+    async def filled() -> bool:
+        return all(len(names) == 3 for names in (await deployment.copies(ledger)).values())
 
-        async def filled() -> bool:
-            return all(len(names) == 3 for names in (await deployment.copies(ledger)).values())
-
-        await deployment.until(filled)
-        await deployment.until_whole(ledger)
-        assert (await deployment.record(ledger)).fragments == writer.record.fragments, "the same record"
-
-    with_deployment(main)
+    await deployment.until(filled)
+    await deployment.until_whole(ledger)
+    assert (await deployment.record(ledger)).fragments == writer.record.fragments, "the same record"
 
 
-def test_damaged_entries_are_mended_at_the_bookie_that_has_them() -> None:
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10)
-        ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
-        store = deployment.bookies[deployment.node_of(owner)].store
-        await store.checkpoint()
-        store.descriptors.quarantine(ledger, 2, 5)
-        path = paths.damaged_copies_of_bookie(ledger, owner)
+@pytest.mark.run_by(with_deployment, repair=replace(REPAIR, check_pass_s=0.0))
+async def test_damaged_entries_are_mended_at_the_bookie_that_has_them(deployment: Deployment, /) -> None:
+    writer = await deployment.a_ledger(10)
+    ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
+    store = deployment.bookies[deployment.node_of(owner)].store
+    await store.checkpoint()
+    store.descriptors.quarantine(ledger, 2, 5)
+    path = paths.damaged_copies_of_bookie(ledger, owner)
 
-        async def reported(wanted: bool) -> bool:
-            return (await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None) is wanted
+    async def reported(wanted: bool) -> bool:
+        return (await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None) is wanted
 
-        async def mended() -> bool:
-            return [first for first, _ in await store.find_held(ledger, 0,
-                9)] == [0] and await deployment.mark(ledger) is None
+    async def mended() -> bool:
+        return [first for first, _ in await store.find_held(ledger, 0,
+            9)] == [0] and await deployment.mark(ledger) is None
 
-        await deployment.until(lambda: reported(True))
-        await deployment.until(mended)
-        await store.checkpoint()
-        await deployment.until(lambda: reported(False))
-        assert store.descriptors.quarantined() == []
-
-    with_deployment(main, repair=replace(REPAIR, check_pass_s=0.0))
+    await deployment.until(lambda: reported(True))
+    await deployment.until(mended)
+    await store.checkpoint()
+    await deployment.until(lambda: reported(False))
+    assert store.descriptors.quarantined() == []
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(deleted: bool) -> None:
+async def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(
+    deployment: Deployment, /, deleted: bool
+) -> None:
     """Nobody else takes it back, and a report that stands for ever is a false alarm."""
+    writer = await deployment.a_ledger(10)
+    ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
+    path = paths.damaged_copies_of_bookie(ledger, owner)
+    await put_record(
+        deployment.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), ABSENT
+    )
+    await deployment.kill(deployment.node_of(owner))
+    if deleted:
+        await deletions.delete_ledgers(deployment.metadata, [ledger])
+        await deployment.metadata.delete(paths.cookie(owner))  # forgotten, too
 
-    async def main(deployment: Deployment) -> None:
-        writer = await deployment.a_ledger(10)
-        ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
-        path = paths.damaged_copies_of_bookie(ledger, owner)
-        await put_record(
-            deployment.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), ABSENT
-        )
-        await deployment.kill(deployment.node_of(owner))
-        if deleted:
-            await deletions.delete_ledgers(deployment.metadata, [ledger])
-            await deployment.metadata.delete(paths.cookie(owner))  # forgotten, too
+    async def dropped() -> bool:
+        there = await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None
+        record = await get_record(deployment.metadata, paths.ledger(ledger), LedgerRecord)
+        needed = record is not None and any(owner in each.bookies for each in record[0].fragments)
+        assert there or not needed, "it goes last"
+        return not there
 
-        async def dropped() -> bool:
-            there = await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None
-            record = await get_record(deployment.metadata, paths.ledger(ledger), LedgerRecord)
-            needed = record is not None and any(owner in each.bookies for each in record[0].fragments)
-            assert there or not needed, "it goes last"
-            return not there
-
-        await deployment.until(dropped)
-
-    with_deployment(main)
+    await deployment.until(dropped)
 
 
 # ------------------------------------------------------------------------------------------ workers
@@ -591,46 +553,40 @@ def test_two_workers_at_the_same_ledger_do_no_harm(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("step", ["_held_at", "_replace"])
-def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
-    step: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.run_by(with_deployment, 5)
+async def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
+    deployment: Deployment, /, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
     original = getattr(worker.RepairWorker, step)
+    async def die(self: worker.RepairWorker, *arguments: object) -> object:
+        if not died and self.progress:
+            died.append(self._name)
+            deployment.simulation.crash(deployment.node_of(self._name), power_loss=True)
+            await asyncio.sleep(1e6)
+        return await original(self, *arguments)
 
-    async def main(deployment: Deployment) -> None:
-        async def die(self: worker.RepairWorker, *arguments: object) -> object:
-            if not died and self.progress:
-                died.append(self._name)
-                deployment.simulation.crash(deployment.node_of(self._name), power_loss=True)
-                await asyncio.sleep(1e6)
-            return await original(self, *arguments)
-
-        monkeypatch.setattr(worker.RepairWorker, step, die)
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_marked(ledger)
-        await deployment.until(lambda: asyncio.sleep(0.1, bool(died)))
-        assert gone in (await deployment.record(ledger)).fragments[0].bookies, "its copy was not whole"
-        await deployment.start(deployment.node_of(died[0]))
-        await deployment.until_whole(ledger, gone)
-        await deployment.check_whole(ledger)
-        assert await deployment.metadata.children(paths.REPAIR_LOCKS) == []
-
-    with_deployment(main, 5)
+    monkeypatch.setattr(worker.RepairWorker, step, die)
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_marked(ledger)
+    await deployment.until(lambda: asyncio.sleep(0.1, bool(died)))
+    assert gone in (await deployment.record(ledger)).fragments[0].bookies, "its copy was not whole"
+    await deployment.start(deployment.node_of(died[0]))
+    await deployment.until_whole(ledger, gone)
+    await deployment.check_whole(ledger)
+    assert await deployment.metadata.children(paths.REPAIR_LOCKS) == []
 
 
-def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
-    async def main(deployment: Deployment) -> None:
-        other = RepairLockRecord(worker="somebody", token="else")
-        assert await marks.claim_node(deployment.metadata, paths.repair_lock(1), other)
-        ledger, gone = await one_is_killed(deployment)
-        assert ledger == 1
-        await deployment.until_marked(ledger)
-        await asyncio.sleep(30.0)
-        assert gone in (await deployment.record(ledger)).fragments[0].bookies
-        await marks.delete_own_node(deployment.metadata, paths.repair_lock(1), other)
-        await deployment.until_whole(ledger, gone)
-
-    with_deployment(main)
+async def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for(deployment: Deployment, /) -> None:
+    other = RepairLockRecord(worker="somebody", token="else")
+    assert await marks.claim_node(deployment.metadata, paths.repair_lock(1), other)
+    ledger, gone = await one_is_killed(deployment)
+    assert ledger == 1
+    await deployment.until_marked(ledger)
+    await asyncio.sleep(30.0)
+    assert gone in (await deployment.record(ledger)).fragments[0].bookies
+    await marks.delete_own_node(deployment.metadata, paths.repair_lock(1), other)
+    await deployment.until_whole(ledger, gone)
 
 
 def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_session(
@@ -676,88 +632,82 @@ def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_se
     with_deployment(main)
 
 
-def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(
+    deployment: Deployment, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """#4668: the target is in no fragment until the copy is done; only what the metadata has forgotten is deleted."""
     original = worker.RepairWorker._replace
     collected: list[int] = []
+    async def collect_first(
+        self: worker.RepairWorker, record: LedgerRecord, gap: copies.CopyGap, target: str
+    ) -> None:
+        collector = deployment.bookies[deployment.node_of(target)].garbage_collector
+        for _ in range(2):
+            collected.extend((await collector.run_pass(force=True, major=True, roll=True)).ledgers_deleted)
+            await asyncio.sleep(1.0)
+        await original(self, record, gap, target)
 
-    async def main(deployment: Deployment) -> None:
-        async def collect_first(
-            self: worker.RepairWorker, record: LedgerRecord, gap: copies.CopyGap, target: str
-        ) -> None:
-            collector = deployment.bookies[deployment.node_of(target)].garbage_collector
-            for _ in range(2):
-                collected.extend((await collector.run_pass(force=True, major=True, roll=True)).ledgers_deleted)
-                await asyncio.sleep(1.0)
-            await original(self, record, gap, target)
-
-        monkeypatch.setattr(worker.RepairWorker, "_replace", collect_first)
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_whole(ledger, gone)
-        assert collected == []
-        await deployment.check_whole(ledger)
-
-    with_deployment(main)
+    monkeypatch.setattr(worker.RepairWorker, "_replace", collect_first)
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_whole(ledger, gone)
+    assert collected == []
+    await deployment.check_whole(ledger)
 
 
 # ------------------------------------------------------------------------------------------ what an operator says
-def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_and_is_forgotten_when_it_stops() -> None:
-    async def main(deployment: Deployment) -> None:
-        writers = [await deployment.a_ledger(10) for _ in range(4)]
-        leaving = writers[0].record.fragments[0].bookies[0]
-        record = DepartingRecord(bookie=leaving, forget=True)
-        await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
-        for writer in writers:
-            await deployment.until_whole(writer.ledger_id, leaving)
-            await deployment.check_whole(writer.ledger_id)
-        later = [await deployment.a_ledger(3) for _ in range(4)]
-        assert all(leaving not in writer.record.fragments[0].bookies for writer in later)
-        await asyncio.sleep(30.0)
-        assert await deployment.metadata.get(paths.cookie(leaving)) is not None, "it still runs"
-        await deployment.kill(deployment.node_of(leaving))
+async def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_and_is_forgotten_when_it_stops(
+    deployment: Deployment, /
+) -> None:
+    writers = [await deployment.a_ledger(10) for _ in range(4)]
+    leaving = writers[0].record.fragments[0].bookies[0]
+    record = DepartingRecord(bookie=leaving, forget=True)
+    await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
+    for writer in writers:
+        await deployment.until_whole(writer.ledger_id, leaving)
+        await deployment.check_whole(writer.ledger_id)
+    later = [await deployment.a_ledger(3) for _ in range(4)]
+    assert all(leaving not in writer.record.fragments[0].bookies for writer in later)
+    await asyncio.sleep(30.0)
+    assert await deployment.metadata.get(paths.cookie(leaving)) is not None, "it still runs"
+    await deployment.kill(deployment.node_of(leaving))
 
-        async def forgotten() -> bool:
-            return await deployment.metadata.get(paths.cookie(leaving)) is None
+    async def forgotten() -> bool:
+        return await deployment.metadata.get(paths.cookie(leaving)) is None
 
-        await deployment.until(forgotten)
-        assert await deployment.metadata.get(paths.departing(leaving)) is None
-
-    with_deployment(main)
-
-
-def test_switched_off_nothing_is_marked_or_copied_until_it_is_switched_on() -> None:
-    async def main(deployment: Deployment) -> None:
-        await marks.set_repair_enabled(deployment.metadata, False)
-        await asyncio.sleep(5.0)
-        ledger, gone = await one_is_killed(deployment)
-        await asyncio.sleep(60.0)
-        assert await deployment.mark(ledger) is None
-        assert gone in (await deployment.record(ledger)).fragments[0].bookies
-        await marks.set_repair_enabled(deployment.metadata, True)
-        await deployment.until_whole(ledger, gone)
-
-    with_deployment(main)
+    await deployment.until(forgotten)
+    assert await deployment.metadata.get(paths.departing(leaving)) is None
 
 
-def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_the_whole_grace() -> None:
-    async def main(deployment: Deployment) -> None:
-        await asyncio.sleep(3.0)
-        auditor = next(name for name, each in deployment.bookies.items() if each.statistics()["repair_auditor"])
-        writer = await deployment.a_ledger(10)
-        await deployment.kill(auditor)
-        died = deployment.simulation.virtual_seconds
-        dead = deployment.bookies[auditor].id
-        named = dead in writer.record.fragments[0].bookies
-        await deployment.until_whole(writer.ledger_id, dead)
-        assert not named or deployment.simulation.virtual_seconds - died >= 10.0
+async def test_switched_off_nothing_is_marked_or_copied_until_it_is_switched_on(deployment: Deployment, /) -> None:
+    await marks.set_repair_enabled(deployment.metadata, False)
+    await asyncio.sleep(5.0)
+    ledger, gone = await one_is_killed(deployment)
+    await asyncio.sleep(60.0)
+    assert await deployment.mark(ledger) is None
+    assert gone in (await deployment.record(ledger)).fragments[0].bookies
+    await marks.set_repair_enabled(deployment.metadata, True)
+    await deployment.until_whole(ledger, gone)
 
-        async def one_auditor() -> bool:
-            alive = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
-            return sum(each.statistics()["repair_auditor"] for each in alive) == 1
 
-        await deployment.until(one_auditor)
+@pytest.mark.run_by(with_deployment, 5)
+async def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_the_whole_grace(
+    deployment: Deployment, /
+) -> None:
+    await asyncio.sleep(3.0)
+    auditor = next(name for name, each in deployment.bookies.items() if each.statistics()["repair_auditor"])
+    writer = await deployment.a_ledger(10)
+    await deployment.kill(auditor)
+    died = deployment.simulation.virtual_seconds
+    dead = deployment.bookies[auditor].id
+    named = dead in writer.record.fragments[0].bookies
+    await deployment.until_whole(writer.ledger_id, dead)
+    assert not named or deployment.simulation.virtual_seconds - died >= 10.0
 
-    with_deployment(main, 5)
+    async def one_auditor() -> bool:
+        alive = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
+        return sum(each.statistics()["repair_auditor"] for each in alive) == 1
+
+    await deployment.until(one_auditor)
 
 
 
@@ -784,38 +734,37 @@ NEWER = {
 
 
 @pytest.mark.parametrize("path", NEWER)
-def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(path: str) -> None:
-    async def main(deployment: Deployment) -> None:
-        UNREADABLE.remove(path)
-        before = UNREADABLE.skipped
-        await deployment.metadata.put(path, newer(NEWER[path], path))
-        ledger, gone = await one_is_killed(deployment)
-        await deployment.until_whole(ledger, gone)
-        await deployment.check_whole(ledger)
-        living = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
-        assert all(each.statistics()["background_failing"] == 0 for each in living)
-        assert await deployment.metadata.get(path) is not None, "nobody takes away what it cannot read"
-        await deployment.start("late")
-        if path != paths.repair_worker("newer"):  # for the command line alone
-            assert UNREADABLE.skipped > before
+async def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(
+    deployment: Deployment, /, path: str
+) -> None:
+    UNREADABLE.remove(path)
+    before = UNREADABLE.skipped
+    await deployment.metadata.put(path, newer(NEWER[path], path))
+    ledger, gone = await one_is_killed(deployment)
+    await deployment.until_whole(ledger, gone)
+    await deployment.check_whole(ledger)
+    living = [each for name, each in deployment.bookies.items() if deployment.simulation.is_up(name)]
+    assert all(each.statistics()["background_failing"] == 0 for each in living)
+    assert await deployment.metadata.get(path) is not None, "nobody takes away what it cannot read"
+    await deployment.start("late")
+    if path != paths.repair_worker("newer"):  # for the command line alone
+        assert UNREADABLE.skipped > before
 
-    with_deployment(main)
 
-
-def test_an_auditor_node_of_a_newer_version_is_somebody_elses_and_workers_go_on() -> None:
-    async def main(deployment: Deployment) -> None:
-        for name in list(deployment.bookies):
-            await deployment.kill(name)
-        await asyncio.sleep(10.0)
-        auditor = newer(AuditorRecord(name="newer", token="t"), paths.REPAIR_AUDITOR)
-        await deployment.metadata.put(paths.REPAIR_AUDITOR, auditor)
-        for name in list(deployment.bookies):
-            await deployment.start(name)
-        writer = await deployment.a_ledger()
-        lost = {writer.record.fragments[0].bookies[0]: "lost"}
-        mark = UnderReplicatedRecord(ledger_id=writer.ledger_id, bookies=lost)
-        await put_record(deployment.metadata, paths.under_replicated(writer.ledger_id), mark)
-        await deployment.until_whole(writer.ledger_id)
-        assert all(each.statistics()["background_failing"] == 0 for each in deployment.bookies.values())
-
-    with_deployment(main, 3)
+@pytest.mark.run_by(with_deployment, 3)
+async def test_an_auditor_node_of_a_newer_version_is_somebody_elses_and_workers_go_on(
+    deployment: Deployment, /
+) -> None:
+    for name in list(deployment.bookies):
+        await deployment.kill(name)
+    await asyncio.sleep(10.0)
+    auditor = newer(AuditorRecord(name="newer", token="t"), paths.REPAIR_AUDITOR)
+    await deployment.metadata.put(paths.REPAIR_AUDITOR, auditor)
+    for name in list(deployment.bookies):
+        await deployment.start(name)
+    writer = await deployment.a_ledger()
+    lost = {writer.record.fragments[0].bookies[0]: "lost"}
+    mark = UnderReplicatedRecord(ledger_id=writer.ledger_id, bookies=lost)
+    await put_record(deployment.metadata, paths.under_replicated(writer.ledger_id), mark)
+    await deployment.until_whole(writer.ledger_id)
+    assert all(each.statistics()["background_failing"] == 0 for each in deployment.bookies.values())

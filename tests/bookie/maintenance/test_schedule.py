@@ -46,102 +46,88 @@ def with_life(test: Callable[[Life], Awaitable[None]]) -> None:
     simulate(lambda simulation: test(Life(simulation)))
 
 
-def test_restarts_do_not_put_a_compaction_off() -> None:
-    async def main(life: Life) -> None:
-        schedule = await life.start()
-        for restart in range(11):
-            assert schedule.due_compactions() == (restart > 0, False), restart
-            if restart:
-                await life.ran(schedule, major=False)
-            await asyncio.sleep(2 * HOUR)
-            schedule = await life.start()
-        await asyncio.sleep(2 * HOUR)
-        assert schedule.due_compactions() == (True, True)
-        await life.ran(schedule)
-        assert (await life.start()).due_compactions() == (False, False)
+pytestmark = pytest.mark.run_by.with_args(with_life)
 
-    with_life(main)
+
+async def test_restarts_do_not_put_a_compaction_off(life: Life, /) -> None:
+    schedule = await life.start()
+    for restart in range(11):
+        assert schedule.due_compactions() == (restart > 0, False), restart
+        if restart:
+            await life.ran(schedule, major=False)
+        await asyncio.sleep(2 * HOUR)
+        schedule = await life.start()
+    await asyncio.sleep(2 * HOUR)
+    assert schedule.due_compactions() == (True, True)
+    await life.ran(schedule)
+    assert (await life.start()).due_compactions() == (False, False)
 
 
 @pytest.mark.parametrize("jump", [-10 * DAY, 10 * DAY])
-def test_a_clock_that_jumps_between_starts_costs_one_early_compaction(jump: float) -> None:
-    async def main(life: Life) -> None:
-        await life.ran(await life.start())
+async def test_a_clock_that_jumps_between_starts_costs_one_early_compaction(life: Life, /, jump: float) -> None:
+    await life.ran(await life.start())
+    life.jump(jump)
+    schedule = await life.start()
+    assert schedule.due_compactions() == (True, True)
+    await life.ran(schedule)
+    schedule = await life.start()
+    assert schedule.due_compactions() == (False, False)
+    await asyncio.sleep(HOUR)
+    assert schedule.due_compactions() == (True, False)
+
+
+async def test_a_clock_that_jumps_in_a_life_changes_nothing(life: Life, /) -> None:
+    schedule = await life.start()
+    for jump in (10 * DAY, -20 * DAY):
         life.jump(jump)
-        schedule = await life.start()
-        assert schedule.due_compactions() == (True, True)
-        await life.ran(schedule)
-        schedule = await life.start()
         assert schedule.due_compactions() == (False, False)
-        await asyncio.sleep(HOUR)
-        assert schedule.due_compactions() == (True, False)
-
-    with_life(main)
-
-
-def test_a_clock_that_jumps_in_a_life_changes_nothing() -> None:
-    async def main(life: Life) -> None:
-        schedule = await life.start()
-        for jump in (10 * DAY, -20 * DAY):
-            life.jump(jump)
-            assert schedule.due_compactions() == (False, False)
-        await asyncio.sleep(HOUR)
-        assert schedule.due_compactions() == (True, False)
-
-    with_life(main)
+    await asyncio.sleep(HOUR)
+    assert schedule.due_compactions() == (True, False)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "newer"])
-def test_a_damaged_note_costs_an_interval_and_no_more(damage: str) -> None:
-    async def main(life: Life) -> None:
-        schedule = await life.start()
-        await asyncio.sleep(2 * DAY)
-        node = life.simulation.node(NODE)
-        path = join_path(DATA, NOTE)
-        size = node.disk.inode(path).now.size
-        if damage == "flipped":
-            node.disk.flip_bit(path, size // 2)
-        elif damage == "newer":
-            data = bytearray(note.encode_note(MAGIC, LastCompactionTimes(0, 0)))
-            data[9] = 2
-            data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
-            disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
-        else:
-            node.disk.cut(path, 0 if damage == "empty" else size - 1)
-        schedule = await life.start()
-        assert schedule.due_compactions() == (False, False)
-        await asyncio.sleep(DAY)
-        assert (await life.start()).due_compactions() == (True, True), "the note is whole again"
-
-    with_life(main)
+async def test_a_damaged_note_costs_an_interval_and_no_more(life: Life, /, damage: str) -> None:
+    schedule = await life.start()
+    await asyncio.sleep(2 * DAY)
+    node = life.simulation.node(NODE)
+    path = join_path(DATA, NOTE)
+    size = node.disk.inode(path).now.size
+    if damage == "flipped":
+        node.disk.flip_bit(path, size // 2)
+    elif damage == "newer":
+        data = bytearray(note.encode_note(MAGIC, LastCompactionTimes(0, 0)))
+        data[9] = 2
+        data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
+        disk.replace_file(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
+    else:
+        node.disk.cut(path, 0 if damage == "empty" else size - 1)
+    schedule = await life.start()
+    assert schedule.due_compactions() == (False, False)
+    await asyncio.sleep(DAY)
+    assert (await life.start()).due_compactions() == (True, True), "the note is whole again"
 
 
-def test_a_full_disk_keeps_no_note_and_stops_nothing() -> None:
-    async def main(life: Life) -> None:
-        schedule = await life.start()
-        await asyncio.sleep(HOUR)
-        life.simulation.node(NODE).disk.capacity_bytes = 0
-        await life.ran(schedule, major=False)
-        assert schedule.due_compactions() == (False, False)
-
-    with_life(main)
+async def test_a_full_disk_keeps_no_note_and_stops_nothing(life: Life, /) -> None:
+    schedule = await life.start()
+    await asyncio.sleep(HOUR)
+    life.simulation.node(NODE).disk.capacity_bytes = 0
+    await life.ran(schedule, major=False)
+    assert schedule.due_compactions() == (False, False)
 
 
-def test_a_bookie_restarted_every_day_compacts_its_logs() -> None:
-    async def main(cluster: Cluster) -> None:
-        ran: list[bool] = []
-        for _ in range(4):
-            bookie = await cluster.start(
-                gc_interval_s=HOUR, gc_minor_interval_s=4 * HOUR, gc_major_interval_s=DAY, upkeep_interval_s=1e6,
-                scrub_pass_s=0.0,
-            )
+@pytest.mark.run_by.with_args(with_cluster)
+async def test_a_bookie_restarted_every_day_compacts_its_logs(cluster: Cluster, /) -> None:
+    ran: list[bool] = []
+    for _ in range(4):
+        bookie = await cluster.start(
+            gc_interval_s=HOUR, gc_minor_interval_s=4 * HOUR, gc_major_interval_s=DAY, upkeep_interval_s=1e6,
+            scrub_pass_s=0.0,
+        )
 
-            async def run(*, minor: bool, major: bool, roll: bool) -> None:
-                ran.append(major)
+        async def run(*, minor: bool, major: bool, roll: bool) -> None:
+            ran.append(major)
 
-            bookie.garbage_collector.run_pass = run  # type: ignore[method-assign, assignment]
-            await asyncio.sleep(20 * HOUR)
-            cluster.simulation.crash(NODE, power_loss=True)
-        assert ran.count(True) == 3
-
-    with_cluster(main)
+        bookie.garbage_collector.run_pass = run  # type: ignore[method-assign, assignment]
+        await asyncio.sleep(20 * HOUR)
+        cluster.simulation.crash(NODE, power_loss=True)
+    assert ran.count(True) == 3

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from magnetar.bookie.maintenance.scrub import SCRUB, QuarantineReports
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.bookies import RANGES_MAX
@@ -52,61 +54,58 @@ def with_bookie(test: Callable[[Cluster, Bookie], Awaitable[None]]) -> None:
     with_cluster(main)
 
 
-def test_damaged_entries_are_quarantined_and_reported_until_they_are_mended() -> None:
-    async def main(cluster: Cluster, bookie: Bookie) -> None:
-        disk = cluster.simulation.node(NODE).disk
-        for entry in (3, 4, 9):
-            disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
-        await asyncio.sleep(2 * PASS_S + 5)
-        assert await reported(cluster, bookie, 1) == ((3, 4), (9, 9))
-        assert await reported(cluster, bookie, 2) is None
-        assert bookie.statistics()["scrub_damaged"] >= 3
-        for entry in range(20):
-            wanted = Status.UNKNOWN if entry in (3, 4, 9) else Status.OK
-            assert (await cluster.caller(bookie).read(1, entry))[0].status is wanted
-        bookie = await cluster.restart()
-        assert bookie.store.descriptors.is_quarantined(1, 9)
-        for entry in (3, 4, 9):
-            answer = await cluster.caller(bookie).add(1, entry, payload(1, entry), recovery=True)
-            assert answer.status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        await asyncio.sleep(3)
-        assert await reported(cluster, bookie, 1) is None
-
-    with_bookie(main)
+pytestmark = pytest.mark.run_by.with_args(with_bookie)
 
 
-def test_damage_beside_a_good_copy_here_is_no_matter() -> None:
-    async def main(cluster: Cluster, bookie: Bookie) -> None:
-        assert (await cluster.caller(bookie).add(1, 3, payload(1, 3), recovery=True)).status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
-        await asyncio.sleep(2 * PASS_S + 5)
-        assert bookie.statistics()["scrub_entries"] >= 40
-        assert bookie.statistics()["scrub_damaged"] == 0
-        answer, frames = await cluster.caller(bookie).read(1, 3)
+async def test_damaged_entries_are_quarantined_and_reported_until_they_are_mended(
+    cluster: Cluster, bookie: Bookie, /
+) -> None:
+    disk = cluster.simulation.node(NODE).disk
+    for entry in (3, 4, 9):
+        disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
+    await asyncio.sleep(2 * PASS_S + 5)
+    assert await reported(cluster, bookie, 1) == ((3, 4), (9, 9))
+    assert await reported(cluster, bookie, 2) is None
+    assert bookie.statistics()["scrub_damaged"] >= 3
+    for entry in range(20):
+        wanted = Status.UNKNOWN if entry in (3, 4, 9) else Status.OK
+        assert (await cluster.caller(bookie).read(1, entry))[0].status is wanted
+    bookie = await cluster.restart()
+    assert bookie.store.descriptors.is_quarantined(1, 9)
+    for entry in (3, 4, 9):
+        answer = await cluster.caller(bookie).add(1, entry, payload(1, entry), recovery=True)
         assert answer.status is Status.OK
-        assert payload_of(frames[0]) == payload(1, 3)
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    await asyncio.sleep(3)
+    assert await reported(cluster, bookie, 1) is None
 
-    with_bookie(main)
+
+async def test_damage_beside_a_good_copy_here_is_no_matter(cluster: Cluster, bookie: Bookie, /) -> None:
+    assert (await cluster.caller(bookie).add(1, 3, payload(1, 3), recovery=True)).status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
+    await asyncio.sleep(2 * PASS_S + 5)
+    assert bookie.statistics()["scrub_entries"] >= 40
+    assert bookie.statistics()["scrub_damaged"] == 0
+    answer, frames = await cluster.caller(bookie).read(1, 3)
+    assert answer.status is Status.OK
+    assert payload_of(frames[0]) == payload(1, 3)
 
 
-def test_damaged_table_of_the_index_is_written_again_from_the_records() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await a_bookie(cluster)
-        disk = cluster.simulation.node(NODE).disk
-        size = len(bytes(disk.inode(INDEX).now.read(1 << 20, 0)))
-        before = disk.inode(INDEX).now.read(size, 0)
-        disk.flip_bit(INDEX, size - 40)
-        bookie = await cluster.restart()
-        assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.UNKNOWN
-        await asyncio.sleep(2 * PASS_S + 5)
-        assert bookie.statistics()["scrub_tables_mended"] == 1
-        assert disk.inode(INDEX).now.read(size, 0) == before
-        assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.OK
-        assert bookie.store.descriptors.quarantined() == []
-
-    with_cluster(main)
+@pytest.mark.run_by.with_args(with_cluster)
+async def test_damaged_table_of_the_index_is_written_again_from_the_records(cluster: Cluster, /) -> None:
+    bookie = await a_bookie(cluster)
+    disk = cluster.simulation.node(NODE).disk
+    size = len(bytes(disk.inode(INDEX).now.read(1 << 20, 0)))
+    before = disk.inode(INDEX).now.read(size, 0)
+    disk.flip_bit(INDEX, size - 40)
+    bookie = await cluster.restart()
+    assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.UNKNOWN
+    await asyncio.sleep(2 * PASS_S + 5)
+    assert bookie.statistics()["scrub_tables_mended"] == 1
+    assert disk.inode(INDEX).now.read(size, 0) == before
+    assert (await cluster.caller(bookie).read(2, 7))[0].status is Status.OK
+    assert bookie.store.descriptors.quarantined() == []
 
 
 def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
@@ -142,68 +141,59 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
     with_cluster(main)
 
 
-def test_deleted_ledgers_are_passed_by() -> None:
-    async def main(cluster: Cluster, bookie: Bookie) -> None:
-        await cluster.simulation.spawn(NODE, bookie.store.delete([1]))
-        cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
-        await asyncio.sleep(PASS_S + 5)
-        assert bookie.statistics()["scrub_damaged"] == 0
-
-    with_bookie(main)
+async def test_deleted_ledgers_are_passed_by(cluster: Cluster, bookie: Bookie, /) -> None:
+    await cluster.simulation.spawn(NODE, bookie.store.delete([1]))
+    cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
+    await asyncio.sleep(PASS_S + 5)
+    assert bookie.statistics()["scrub_damaged"] == 0
 
 
-def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers() -> None:
-    async def main(deployment: Deployment) -> None:
-        client = deployment.client()
-        writer = await client.create()
-        for i in range(30):
-            await writer.append(b"%d" % i * 100)
-        await writer.close()
-        await client.close()
-        bookie = deployment.bookies["b1"]
-        await deployment.simulation.spawn("b1", bookie.store.checkpoint())
-        disk = deployment.simulation.node("b1").disk
-        log = next(path for path in disk.paths() if path.endswith(".log"))
-        for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
-            disk.flip_bit(log, offset)
-        await deployment.simulation.spawn("b1", bookie.scrubber.run_pass())
-        assert bookie.statistics()["scrub_damaged"] > 0
-        await deployment.simulation.spawn("b1", bookie.store.checkpoint())
-        await asyncio.sleep(3)
-        assert bookie.store.descriptors.quarantined() == []
-        assert await deployment.metadata.children(paths.DAMAGED) == []
-        for entry in range(30):
-            answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
-            assert answer.status is Status.OK
-
-    with_deployment(main)
+@pytest.mark.run_by.with_args(with_deployment)
+async def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers(deployment: Deployment, /) -> None:
+    client = deployment.client()
+    writer = await client.create()
+    for i in range(30):
+        await writer.append(b"%d" % i * 100)
+    await writer.close()
+    await client.close()
+    bookie = deployment.bookies["b1"]
+    await deployment.simulation.spawn("b1", bookie.store.checkpoint())
+    disk = deployment.simulation.node("b1").disk
+    log = next(path for path in disk.paths() if path.endswith(".log"))
+    for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
+        disk.flip_bit(log, offset)
+    await deployment.simulation.spawn("b1", bookie.scrubber.run_pass())
+    assert bookie.statistics()["scrub_damaged"] > 0
+    await deployment.simulation.spawn("b1", bookie.store.checkpoint())
+    await asyncio.sleep(3)
+    assert bookie.store.descriptors.quarantined() == []
+    assert await deployment.metadata.children(paths.DAMAGED) == []
+    for entry in range(30):
+        answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
+        assert answer.status is Status.OK
 
 
-def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
+async def test_a_report_of_forty_thousand_ranges_costs_each_a_step(cluster: Cluster, bookie: Bookie, /) -> None:
     """It was quadratic, 44 s in the event loop, and a report of a reader may name any entry."""
-
-    async def main(cluster: Cluster, bookie: Bookie) -> None:
-        store, many = bookie.store, 40_000
-        bookie.disk_monitor._interval_s = 1e6
-        await asyncio.sleep(2.0)  # its last look by the interval is over
-        for entry in (3, 4, 9):
-            cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
-        for entry in range(many):
-            store.descriptors.quarantine(7, 2 * entry, 2 * entry)
-        wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
-        await cluster.metadata.put(
-            paths.damaged_copies_of_bookie(1, bookie.id), encode(wide, paths.damaged_copies_of_bookie(1, bookie.id))
-        )
-        reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
-        began = time.monotonic()
-        await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
-        told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
-        assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
-        assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
-        for entry in range(many):
-            store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
-        await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
-        assert await reported(cluster, bookie, 7) is None
-        assert time.monotonic() - began < 5
-
-    with_bookie(main)
+    store, many = bookie.store, 40_000
+    bookie.disk_monitor._interval_s = 1e6
+    await asyncio.sleep(2.0)  # its last look by the interval is over
+    for entry in (3, 4, 9):
+        cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
+    for entry in range(many):
+        store.descriptors.quarantine(7, 2 * entry, 2 * entry)
+    wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
+    await cluster.metadata.put(
+        paths.damaged_copies_of_bookie(1, bookie.id), encode(wide, paths.damaged_copies_of_bookie(1, bookie.id))
+    )
+    reports = QuarantineReports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
+    began = time.monotonic()
+    await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
+    told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
+    assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
+    assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
+    for entry in range(many):
+        store.descriptors.end_quarantine(7, 2 * entry, 2 * entry)
+    await cluster.simulation.spawn(NODE, reports.store_reports(cluster.metadata))
+    assert await reported(cluster, bookie, 7) is None
+    assert time.monotonic() - began < 5

@@ -182,34 +182,33 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         await deployment.tree.close()
 
 
-def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_deletes_nothing() -> None:
+@pytest.mark.run_by.with_args(with_cluster)
+async def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_deletes_nothing(
+    cluster: Cluster, /
+) -> None:
     """Its session ends, and the next one is with an older tree: it serves what it has, and waits for the right one."""
+    older = await cluster.simulation.spawn("meta", SqliteStore.open(cluster.simulation.world("meta"), ":memory:"))
+    first = cluster.sqlite.new_session()
+    now = cluster.sqlite
 
-    async def main(cluster: Cluster) -> None:
-        older = await cluster.simulation.spawn("meta", SqliteStore.open(cluster.simulation.world("meta"), ":memory:"))
-        first = cluster.sqlite.new_session()
-        now = cluster.sqlite
+    async def again() -> MetadataStore:
+        return now.new_session()
 
-        async def again() -> MetadataStore:
-            return now.new_session()
-
-        world = cluster.simulation.world(NODE)
-        bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, CONFIG, first, again))
-        await allocate_ids(cluster.metadata, 5)
-        await cluster.metadata.put(paths.ledger(1), a_record(1, bookie.id))
-        caller = cluster.caller(bookie)
-        assert (await caller.add(1, 0, b"x")).status is Status.OK
-        await asyncio.sleep(100)
-        now = older
-        await first.close()
-        await asyncio.sleep(100)
-        assert await older.new_session().children(paths.BOOKIES) == []
-        assert (await caller.read(1, 0))[0].status is Status.OK
-        now = cluster.sqlite
-        await asyncio.sleep(10)
-        assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
-
-    with_cluster(main)
+    world = cluster.simulation.world(NODE)
+    bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, CONFIG, first, again))
+    await allocate_ids(cluster.metadata, 5)
+    await cluster.metadata.put(paths.ledger(1), a_record(1, bookie.id))
+    caller = cluster.caller(bookie)
+    assert (await caller.add(1, 0, b"x")).status is Status.OK
+    await asyncio.sleep(100)
+    now = older
+    await first.close()
+    await asyncio.sleep(100)
+    assert await older.new_session().children(paths.BOOKIES) == []
+    assert (await caller.read(1, 0))[0].status is Status.OK
+    now = cluster.sqlite
+    await asyncio.sleep(10)
+    assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2])

@@ -21,6 +21,8 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
 from tests.bookie.stores import NODE, add, fence, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 EVERYTHING = CompactionPolicy(1.1, 1.1, 0, 1 << 40)
 
 
@@ -59,113 +61,102 @@ async def write(simulation: Simulation, store: Store, ledger: int, entries: int)
 
 
 @pytest.mark.parametrize(("kind", "where"), [("pwrite", ".log"), ("pwrite", ".lidx"), ("rename", "mark")])
-def test_a_checkpoint_that_began_ends_before_its_caller_hears_of_its_cancellation(kind: str, where: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await write(simulation, store, 1, 3)
-        done = store._checkpoint.counters["checkpoints"]
-        await cancelled_after(simulation, store.checkpoint(), kind, where)
-        assert store._checkpoint.counters["checkpoints"] == done + 1
-        assert store.memtable.flushing is None
-        await simulation.spawn(NODE, check(store, {1: 3}))
+async def test_a_checkpoint_that_began_ends_before_its_caller_hears_of_its_cancellation(
+    simulation: Simulation, /, kind: str, where: str
+) -> None:
+    store = await open_store(simulation)
+    await write(simulation, store, 1, 3)
+    done = store._checkpoint.counters["checkpoints"]
+    await cancelled_after(simulation, store.checkpoint(), kind, where)
+    assert store._checkpoint.counters["checkpoints"] == done + 1
+    assert store.memtable.flushing is None
+    await simulation.spawn(NODE, check(store, {1: 3}))
 
-    simulate(main)
 
-
-def test_a_stop_after_a_cancelled_checkpoint_overwrites_nothing_that_the_mark_names() -> None:
+async def test_a_stop_after_a_cancelled_checkpoint_overwrites_nothing_that_the_mark_names(
+    simulation: Simulation, /
+) -> None:
     """The mark was durable and memory did not know: the next append to the ledger index began too early."""
-
-    async def main(simulation: Simulation) -> None:
-        crash, crashed = 1, True
-        while crashed:
-            simulation.node(NODE).disk.wipe()
-            store = await open_store(simulation)
-            await write(simulation, store, 9, 2)
-            assert await simulation.spawn(NODE, fence(store, 5)) is Status.OK
-            await cancelled_after(simulation, store.checkpoint(), "rename", "mark")
-            await write(simulation, store, 1, 2)
-            simulation.crash_at(NODE, crash, power_loss=True)
-            crashed = False
-            try:
-                await simulation.spawn(NODE, store.close())
-            except NodeCrashed:
-                crashed = True
-            simulation.crash(NODE, power_loss=True)
-            store = await open_store(simulation)
-            await simulation.spawn(NODE, check(store, {9: 2, 1: 2}))
-            assert await simulation.spawn(NODE, add(store, 5, 0, b"late")) is Status.FENCED
-            simulation.crash(NODE)
-            crash += 1
-        assert crash > 10
-
-    simulate(main)
+    crash, crashed = 1, True
+    while crashed:
+        simulation.node(NODE).disk.wipe()
+        store = await open_store(simulation)
+        await write(simulation, store, 9, 2)
+        assert await simulation.spawn(NODE, fence(store, 5)) is Status.OK
+        await cancelled_after(simulation, store.checkpoint(), "rename", "mark")
+        await write(simulation, store, 1, 2)
+        simulation.crash_at(NODE, crash, power_loss=True)
+        crashed = False
+        try:
+            await simulation.spawn(NODE, store.close())
+        except NodeCrashed:
+            crashed = True
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, check(store, {9: 2, 1: 2}))
+        assert await simulation.spawn(NODE, add(store, 5, 0, b"late")) is Status.FENCED
+        simulation.crash(NODE)
+        crash += 1
+    assert crash > 10
 
 
 @pytest.mark.parametrize("where", ["mark", ".lidx"])
-def test_a_move_that_is_cancelled_in_its_commit_loses_nothing_also_without_room_for_a_last_checkpoint(
-    where: str,
+async def test_a_move_that_is_cancelled_in_its_commit_loses_nothing_also_without_room_for_a_last_checkpoint(
+    simulation: Simulation, /, where: str
 ) -> None:
-    async def main(simulation: Simulation) -> None:
-        disk = simulation.node(NODE).disk
-        store = await open_store(simulation)
-        for ledger in (1, 2):
-            await write(simulation, store, ledger, 3)
-            await simulation.spawn(NODE, store.checkpoint())
-            await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
-
-        async def move() -> None:
-            await store.compactor.run(EVERYTHING, major=True)
-
-        await cancelled_after(simulation, move(), "rename" if where == "mark" else "fdatasync", where)
-        await simulation.spawn(NODE, check(store, {1: 3, 2: 3}))
-        await write(simulation, store, 3, 1)
-        disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=-1)]
-        await simulation.spawn(NODE, store.close())
-        disk.faults = []
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        assert store.descriptors.limbo_upto == -1
-        await simulation.spawn(NODE, check(store, {1: 3, 2: 3, 3: 1}))
-
-    simulate(main)
-
-
-def test_a_close_ends_although_its_caller_is_cancelled_and_all_callers_wait_for_the_same_end() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await write(simulation, store, 1, 3)
-        await cancelled_after(simulation, store.close(), "fdatasync", "mark")
-        before = simulation.node(NODE).disk.operations
-        await simulation.spawn(NODE, store.close())
-        assert simulation.node(NODE).disk.operations == before
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        assert store.counters["replayed_records"] == 0
-        await simulation.spawn(NODE, check(store, {1: 3}))
-
-    simulate(main)
-
-
-def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_did() -> None:
-    """The data of both may go after it."""
-
-    async def main(simulation: Simulation) -> None:
-        disk = simulation.node(NODE).disk
-        store = await open_store(simulation)
-        for ledger in (1, 2, 3):
-            await write(simulation, store, ledger, 2)
+    disk = simulation.node(NODE).disk
+    store = await open_store(simulation)
+    for ledger in (1, 2):
+        await write(simulation, store, ledger, 3)
         await simulation.spawn(NODE, store.checkpoint())
         await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
-        disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
-        assert not await simulation.spawn(NODE, store.delete([1]))
-        assert await simulation.spawn(NODE, store.delete([2, 3]))
-        assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        for ledger in (1, 2, 3):
-            assert store.read_lac(ledger).status is Status.NO_SUCH_LEDGER, "its entries are gone, and it is back"
 
-    simulate(main)
+    async def move() -> None:
+        await store.compactor.run(EVERYTHING, major=True)
+
+    await cancelled_after(simulation, move(), "rename" if where == "mark" else "fdatasync", where)
+    await simulation.spawn(NODE, check(store, {1: 3, 2: 3}))
+    await write(simulation, store, 3, 1)
+    disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=-1)]
+    await simulation.spawn(NODE, store.close())
+    disk.faults = []
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert store.descriptors.limbo_upto == -1
+    await simulation.spawn(NODE, check(store, {1: 3, 2: 3, 3: 1}))
+
+
+async def test_a_close_ends_although_its_caller_is_cancelled_and_all_callers_wait_for_the_same_end(
+    simulation: Simulation, /
+) -> None:
+    store = await open_store(simulation)
+    await write(simulation, store, 1, 3)
+    await cancelled_after(simulation, store.close(), "fdatasync", "mark")
+    before = simulation.node(NODE).disk.operations
+    await simulation.spawn(NODE, store.close())
+    assert simulation.node(NODE).disk.operations == before
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert store.counters["replayed_records"] == 0
+    await simulation.spawn(NODE, check(store, {1: 3}))
+
+
+async def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_did(simulation: Simulation, /) -> None:
+    """The data of both may go after it."""
+    disk = simulation.node(NODE).disk
+    store = await open_store(simulation)
+    for ledger in (1, 2, 3):
+        await write(simulation, store, ledger, 2)
+    await simulation.spawn(NODE, store.checkpoint())
+    await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(store._log.close))
+    disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
+    assert not await simulation.spawn(NODE, store.delete([1]))
+    assert await simulation.spawn(NODE, store.delete([2, 3]))
+    assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    for ledger in (1, 2, 3):
+        assert store.read_lac(ledger).status is Status.NO_SUCH_LEDGER, "its entries are gone, and it is back"
 
 
 async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, cancel: int, crash: int) -> None:
@@ -187,41 +178,35 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     simulation.crash(NODE, power_loss=True)
 
 
-def test_a_stop_of_a_bookie_over_its_running_work_loses_nothing_at_any_operation() -> None:
+@pytest.mark.run_by.with_args(with_cluster)
+async def test_a_stop_of_a_bookie_over_its_running_work_loses_nothing_at_any_operation(cluster: Cluster, /) -> None:
     """`Bookie.close` cancels its tasks; one of them makes a checkpoint."""
-
-    async def main(cluster: Cluster) -> None:
-        for cancel, crash in [(cancel, crash) for cancel in range(1, 24, 2) for crash in range(1, 24, 4)]:
-            bookie = await (cluster.restart() if cluster.simulation.is_up(NODE) else cluster.start())
-            caller, ledger = cluster.caller(bookie), 1000 * cancel + crash
-            for entry in range(3):
-                assert (await caller.add(ledger, entry, payload(ledger, entry))).status is Status.OK
-            await stop_over_a_checkpoint(cluster, bookie, ledger - 1, cancel, crash)
-            bookie = await cluster.start()
-            await cluster.simulation.spawn(NODE, check(bookie.store, {ledger: 3, ledger - 1: 1}))
-
-    with_cluster(main)
+    for cancel, crash in [(cancel, crash) for cancel in range(1, 24, 2) for crash in range(1, 24, 4)]:
+        bookie = await (cluster.restart() if cluster.simulation.is_up(NODE) else cluster.start())
+        caller, ledger = cluster.caller(bookie), 1000 * cancel + crash
+        for entry in range(3):
+            assert (await caller.add(ledger, entry, payload(ledger, entry))).status is Status.OK
+        await stop_over_a_checkpoint(cluster, bookie, ledger - 1, cancel, crash)
+        bookie = await cluster.start()
+        await cluster.simulation.spawn(NODE, check(bookie.store, {ledger: 3, ledger - 1: 1}))
 
 
-def test_a_checkpoint_that_is_cut_off_with_all_tasks_of_the_loop_is_the_last() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await write(simulation, store, 1, 2)
+async def test_a_checkpoint_that_is_cut_off_with_all_tasks_of_the_loop_is_the_last(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await write(simulation, store, 1, 2)
 
-        async def cut_off() -> None:
-            before = asyncio.all_tasks()
-            outer = asyncio.create_task(store.checkpoint())
-            for _ in range(3):
-                await asyncio.sleep(0)
-            for task in asyncio.all_tasks() - before - {outer}:
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await outer
-            with pytest.raises(AssertionError, match="cut off"):
-                await store.checkpoint()
-            with pytest.raises(AssertionError, match="cut off"):
-                await store._checkpoint.commit(None, [], ())
+    async def cut_off() -> None:
+        before = asyncio.all_tasks()
+        outer = asyncio.create_task(store.checkpoint())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - before - {outer}:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await outer
+        with pytest.raises(AssertionError, match="cut off"):
+            await store.checkpoint()
+        with pytest.raises(AssertionError, match="cut off"):
+            await store._checkpoint.commit(None, [], ())
 
-        await simulation.spawn(NODE, cut_off())
-
-    simulate(main)
+    await simulation.spawn(NODE, cut_off())

@@ -22,6 +22,8 @@ from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 _DURABLE = ("fdatasync", "sync_directory", "rename", "remove")
 
 
@@ -118,21 +120,18 @@ def test_journals_go_only_after_the_mark_is_durable() -> None:
     assert "release" in events
 
 
-def test_failed_mark_deletes_no_journal_and_stops_the_process() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, fill(store, 1, range(60)))
-        disk = simulation.node(NODE).disk
-        journals = [path for path in disk.paths() if path.endswith(".jnl")]
-        disk.faults.append(FileFault("fdatasync", "mark.tmp"))
-        with pytest.raises(NodeCrashed):
-            await simulation.spawn(NODE, store.checkpoint())
-        assert [path for path in disk.paths() if path.endswith(".jnl")] == journals
-        store = await open_store(simulation)
-        for entry in range(60):
-            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
-
-    simulate(main)
+async def test_failed_mark_deletes_no_journal_and_stops_the_process(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, fill(store, 1, range(60)))
+    disk = simulation.node(NODE).disk
+    journals = [path for path in disk.paths() if path.endswith(".jnl")]
+    disk.faults.append(FileFault("fdatasync", "mark.tmp"))
+    with pytest.raises(NodeCrashed):
+        await simulation.spawn(NODE, store.checkpoint())
+    assert [path for path in disk.paths() if path.endswith(".jnl")] == journals
+    store = await open_store(simulation)
+    for entry in range(60):
+        assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
 
 
 def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
@@ -200,95 +199,85 @@ def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
     assert len(many) < len(few), "the rest takes fewer turns"
 
 
-def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(simulation: Simulation) -> None:
-        large = replace(SMALL, memtable_bytes=4 << 20, journal_bytes=64 << 20, log_bytes_max=16 << 20)
-        store = await open_store(simulation, large)
-        await simulation.spawn(NODE, fill(store, 1, range(3000), size=1))
-        entries = store.memtable.active.ledgers[1]
-        left = [len(entries)]
-        begins = asyncio.Event()
+async def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(
+    simulation: Simulation, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = replace(SMALL, memtable_bytes=4 << 20, journal_bytes=64 << 20, log_bytes_max=16 << 20)
+    store = await open_store(simulation, large)
+    await simulation.spawn(NODE, fill(store, 1, range(3000), size=1))
+    entries = store.memtable.active.ledgers[1]
+    left = [len(entries)]
+    begins = asyncio.Event()
 
-        def release(values: dict[int, Any]) -> Iterator[None]:
-            begins.set()
-            return memtable.clear_in_steps(values)
+    def release(values: dict[int, Any]) -> Iterator[None]:
+        begins.set()
+        return memtable.clear_in_steps(values)
 
-        monkeypatch.setattr(checkpoint, "clear_in_steps", release)
+    monkeypatch.setattr(checkpoint, "clear_in_steps", release)
 
-        async def watch() -> None:
-            await begins.wait()
-            while left[-1]:
-                await asyncio.sleep(0)
-                left.append(len(entries))
+    async def watch() -> None:
+        await begins.wait()
+        while left[-1]:
+            await asyncio.sleep(0)
+            left.append(len(entries))
 
-        await asyncio.gather(simulation.spawn(NODE, store.checkpoint()), watch())
-        assert left[0] == 3000
-        assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.RELEASE_SLICE
-        await simulation.spawn(NODE, store.close())
-
-    simulate(main)
-
-
-def test_fence_of_an_idle_ledger_survives_checkpoint_and_power_loss() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, fill(store, 1, range(3)))
-        await simulation.spawn(NODE, store.checkpoint())
-        assert await simulation.spawn(NODE, fence(store, 1)) is Status.OK
-        assert await simulation.spawn(NODE, fence(store, 2)) is Status.OK
-        await simulation.spawn(NODE, store.checkpoint())
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        assert store.counters["replayed_records"] == 0, "the journal was not needed"
-        for ledger in (1, 2):
-            assert await simulation.spawn(NODE, add(store, ledger, 3, b"late")) is Status.FENCED
-            assert await simulation.spawn(NODE, add(store, ledger, 3, b"recovered", recovery=True)) is Status.OK
-
-    simulate(main)
+    await asyncio.gather(simulation.spawn(NODE, store.checkpoint()), watch())
+    assert left[0] == 3000
+    assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.RELEASE_SLICE
+    await simulation.spawn(NODE, store.close())
 
 
-def test_lac_and_last_entry_survive_checkpoint_and_restart() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        for entry in range(5):
-            await simulation.spawn(NODE, add(store, 1, entry, b"x", lac=entry - 1))
-        await simulation.spawn(NODE, store.checkpoint())
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        assert store.read_lac(1) == (Status.OK, 3, 4)
-        assert store.read_lac(2) == (Status.NO_SUCH_LEDGER, -1, -1)
+async def test_fence_of_an_idle_ledger_survives_checkpoint_and_power_loss(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, fill(store, 1, range(3)))
+    await simulation.spawn(NODE, store.checkpoint())
+    assert await simulation.spawn(NODE, fence(store, 1)) is Status.OK
+    assert await simulation.spawn(NODE, fence(store, 2)) is Status.OK
+    await simulation.spawn(NODE, store.checkpoint())
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert store.counters["replayed_records"] == 0, "the journal was not needed"
+    for ledger in (1, 2):
+        assert await simulation.spawn(NODE, add(store, ledger, 3, b"late")) is Status.FENCED
+        assert await simulation.spawn(NODE, add(store, ledger, 3, b"recovered", recovery=True)) is Status.OK
 
-    simulate(main)
+
+async def test_lac_and_last_entry_survive_checkpoint_and_restart(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    for entry in range(5):
+        await simulation.spawn(NODE, add(store, 1, entry, b"x", lac=entry - 1))
+    await simulation.spawn(NODE, store.checkpoint())
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert store.read_lac(1) == (Status.OK, 3, 4)
+    assert store.read_lac(2) == (Status.NO_SUCH_LEDGER, -1, -1)
 
 
-def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry() -> None:
-    async def main(simulation: Simulation) -> None:
-        disk = simulation.node(NODE).disk
-        config = replace(SMALL, read_cache_bytes=0, index_cache_bytes=0)
-        store = await open_store(simulation, config)
-        await simulation.spawn(NODE, fill(store, 1, range(10)))
-        await simulation.spawn(NODE, store.checkpoint())
-        extent = next(log_files.read_extents(simulation.world(NODE).files, f"{DATA}/entries", 1, UUID, None))[0]
-        record = extent.length // 10
-        log = next(path for path in disk.paths() if path.endswith(".log"))
-        for at in (0, 5, 9, 20, 43, 60, record - 1):
-            disk.flip_bit(log, extent.start + 4 * record + at)
-            assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.UNKNOWN
-            result = await simulation.spawn(NODE, store.read(1, 0, count=10, bytes_max=1 << 20))
-            assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
-            disk.flip_bit(log, extent.start + 4 * record + at)
-        index = next(path for path in disk.paths() if path.endswith(".idx"))
-        end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
-        for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
-            disk.flip_bit(index, at)
-            assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
-            disk.flip_bit(index, at)
-        disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
-        assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
-        assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
-        assert (await simulation.spawn(NODE, store.read(1, 10))).status is Status.NO_SUCH_ENTRY
-
-    simulate(main)
+async def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry(simulation: Simulation, /) -> None:
+    disk = simulation.node(NODE).disk
+    config = replace(SMALL, read_cache_bytes=0, index_cache_bytes=0)
+    store = await open_store(simulation, config)
+    await simulation.spawn(NODE, fill(store, 1, range(10)))
+    await simulation.spawn(NODE, store.checkpoint())
+    extent = next(log_files.read_extents(simulation.world(NODE).files, f"{DATA}/entries", 1, UUID, None))[0]
+    record = extent.length // 10
+    log = next(path for path in disk.paths() if path.endswith(".log"))
+    for at in (0, 5, 9, 20, 43, 60, record - 1):
+        disk.flip_bit(log, extent.start + 4 * record + at)
+        assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.UNKNOWN
+        result = await simulation.spawn(NODE, store.read(1, 0, count=10, bytes_max=1 << 20))
+        assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
+        disk.flip_bit(log, extent.start + 4 * record + at)
+    index = next(path for path in disk.paths() if path.endswith(".idx"))
+    end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
+    for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
+        disk.flip_bit(index, at)
+        assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
+        disk.flip_bit(index, at)
+    disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
+    assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
+    assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
+    assert (await simulation.spawn(NODE, store.read(1, 10))).status is Status.NO_SUCH_ENTRY
 
 
 def test_a_range_is_one_read_and_stops_at_gaps_and_bounds() -> None:
@@ -317,88 +306,77 @@ def test_a_range_is_one_read_and_stops_at_gaps_and_bounds() -> None:
     simulate(main)
 
 
-def test_single_reads_read_ahead() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, fill(store, 1, range(20)))
-        await simulation.spawn(NODE, store.checkpoint())
-        for entry in range(20):
-            result = await simulation.spawn(NODE, store.read(1, entry))
-            assert payload_of(result.entries[0]) == payload(1, entry)
-        assert store.statistics()["reads_disk"] < 6
+async def test_single_reads_read_ahead(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, fill(store, 1, range(20)))
+    await simulation.spawn(NODE, store.checkpoint())
+    for entry in range(20):
+        result = await simulation.spawn(NODE, store.read(1, entry))
+        assert payload_of(result.entries[0]) == payload(1, entry)
+    assert store.statistics()["reads_disk"] < 6
+    store.check()
+
+
+async def test_logs_roll_and_memory_stays_bounded(simulation: Simulation, /) -> None:
+    config = replace(SMALL, memtable_bytes=16 << 10, log_bytes_max=(8 << 20) + (32 << 10))
+    store = await open_store(simulation, config)
+    object.__setattr__(store._log, "_log_bytes_max", 64 << 10)
+
+    async def work() -> None:
+        for entry in range(400):
+            assert await add(store, 1, entry, payload(1, entry, 700)) is Status.OK
+            assert store.memtable.size_bytes <= 3 * config.memtable_bytes
+        for entry in range(400):
+            assert payload_of((await store.read(1, entry)).entries[0]) == payload(1, entry, 700)
         store.check()
 
-    simulate(main)
-
-
-def test_logs_roll_and_memory_stays_bounded() -> None:
-    async def main(simulation: Simulation) -> None:
-        config = replace(SMALL, memtable_bytes=16 << 10, log_bytes_max=(8 << 20) + (32 << 10))
-        store = await open_store(simulation, config)
-        object.__setattr__(store._log, "_log_bytes_max", 64 << 10)
-
-        async def work() -> None:
-            for entry in range(400):
-                assert await add(store, 1, entry, payload(1, entry, 700)) is Status.OK
-                assert store.memtable.size_bytes <= 3 * config.memtable_bytes
-            for entry in range(400):
-                assert payload_of((await store.read(1, entry)).entries[0]) == payload(1, entry, 700)
-            store.check()
-
-        await simulation.spawn(NODE, work())
-        assert len(store.index.logs()) > 3
-
-    simulate(main)
+    await simulation.spawn(NODE, work())
+    assert len(store.index.logs()) > 3
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
 @pytest.mark.parametrize("name", [".jnl", ".lidx", ""])
-def test_a_process_without_a_free_descriptor_is_no_broken_disk(name: str, error: int) -> None:
+async def test_a_process_without_a_free_descriptor_is_no_broken_disk(
+    simulation: Simulation, /, name: str, error: int
+) -> None:
     """It is busy for a while; what it acknowledged is there, and it goes on when files open again."""
+    config = replace(SMALL, journal_bytes=64 << 10)
+    store = await open_store(simulation, config)
+    acknowledged: dict[int, bytes] = {}
 
-    async def main(simulation: Simulation) -> None:
-        config = replace(SMALL, journal_bytes=64 << 10)
-        store = await open_store(simulation, config)
-        acknowledged: dict[int, bytes] = {}
+    async def adds(entries: range) -> None:
+        for entry in entries:
+            if await add(store, 1, entry, payload(1, entry, 700)) is Status.OK:
+                acknowledged[entry] = payload(1, entry, 700)
 
-        async def adds(entries: range) -> None:
-            for entry in entries:
-                if await add(store, 1, entry, payload(1, entry, 700)) is Status.OK:
-                    acknowledged[entry] = payload(1, entry, 700)
+    await simulation.spawn(NODE, adds(range(50)))
+    fault = FileFault("open", name, error, times=20)
+    simulation.node(NODE).disk.faults.append(fault)
+    await simulation.spawn(NODE, adds(range(50, 400)))
+    assert fault.times < 20
+    fault.times = 0
 
-        await simulation.spawn(NODE, adds(range(50)))
-        fault = FileFault("open", name, error, times=20)
+    async def after() -> None:
+        await asyncio.sleep(2 * RETRY_S)
+        assert not store.room.no_space
+        await adds(range(1000, 1100))
+        assert set(range(1000, 1100)) <= acknowledged.keys()
+        for entry, data in acknowledged.items():
+            assert payload_of((await store.read(1, entry)).entries[0]) == data
+        store.check()
+
+    await simulation.spawn(NODE, after())
+    assert simulation.is_up(NODE)
+
+
+async def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing(simulation: Simulation, /) -> None:
+    for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EIO)):
+        store = await open_store(simulation)
         simulation.node(NODE).disk.faults.append(fault)
-        await simulation.spawn(NODE, adds(range(50, 400)))
-        assert fault.times < 20
-        fault.times = 0
-
-        async def after() -> None:
-            await asyncio.sleep(2 * RETRY_S)
-            assert not store.room.no_space
-            await adds(range(1000, 1100))
-            assert set(range(1000, 1100)) <= acknowledged.keys()
-            for entry, data in acknowledged.items():
-                assert payload_of((await store.read(1, entry)).entries[0]) == data
-            store.check()
-
-        await simulation.spawn(NODE, after())
-        assert simulation.is_up(NODE)
-
-    simulate(main)
-
-
-def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing() -> None:
-    async def main(simulation: Simulation) -> None:
-        for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EIO)):
-            store = await open_store(simulation)
-            simulation.node(NODE).disk.faults.append(fault)
-            with pytest.raises(NodeCrashed):
-                await simulation.spawn(NODE, fill(store, 1, range(200)))
-            assert not simulation.is_up(NODE)
-            assert fault.times == 0
-
-    simulate(main)
+        with pytest.raises(NodeCrashed):
+            await simulation.spawn(NODE, fill(store, 1, range(200)))
+        assert not simulation.is_up(NODE)
+        assert fault.times == 0
 
 
 @pytest.mark.parametrize("refused", range(6))

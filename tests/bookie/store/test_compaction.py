@@ -122,134 +122,120 @@ def in_store(main: Callable[[Simulation, Store], Awaitable[None]], config: Store
     return simulate(run)
 
 
-def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
+pytestmark = pytest.mark.run_by.with_args(in_store)
+
+
+async def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go(
+    simulation: Simulation, store: Store, /
+) -> None:
+    for round_ in range(4):
+        entries = range(10 * round_, 10 * round_ + 2)
+        await flush_to_own_log(store, {1: entries, 2: entries, 100 + round_: range(40)})
+    assert len(files(simulation)) == 4
+    await store.delete([100, 101, 102, 103])
+    done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
+    assert (done.deleted, done.compacted, done.bad_records) == ([], [1, 2, 3, 4], 0)
+    assert done.bytes_freed > 4 * 40 * 300
+    assert [path.rpartition("/")[2] for path in files(simulation)] == ["0000000000000005.log"]
+    for ledger in (1, 2):
         for round_ in range(4):
-            entries = range(10 * round_, 10 * round_ + 2)
-            await flush_to_own_log(store, {1: entries, 2: entries, 100 + round_: range(40)})
-        assert len(files(simulation)) == 4
-        await store.delete([100, 101, 102, 103])
-        done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
-        assert (done.deleted, done.compacted, done.bad_records) == ([], [1, 2, 3, 4], 0)
-        assert done.bytes_freed > 4 * 40 * 300
-        assert [path.rpartition("/")[2] for path in files(simulation)] == ["0000000000000005.log"]
-        for ledger in (1, 2):
-            for round_ in range(4):
-                await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
-        assert store.index.ledgers_of(5) == BitMap64([1, 2])
-        (facts,) = await store.compactor.list_log_facts()
-        assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
-        assert facts.live_extents == 2, "a ledger's entries lie together"
-        store.check()
-
-    in_store(main)
+            await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
+    assert store.index.ledgers_of(5) == BitMap64([1, 2])
+    (facts,) = await store.compactor.list_log_facts()
+    assert (facts.state, facts.live_share, facts.ledgers) == (LogState.COLD, 1.0, 2)
+    assert facts.live_extents == 2, "a ledger's entries lie together"
+    store.check()
 
 
-def test_minor_compaction_leaves_what_major_compaction_moves() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(30), 2: range(70)})
-        await flush_to_own_log(store, {3: range(40), 4: range(60)})
-        await store.delete([2, 4])
-        assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0))).compacted == []
-        assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
-        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
-        await expect(store, 1, range(30))
-        await expect(store, 3, range(40))
-        for ledger in (2, 4):
-            assert (await store.read(ledger, 0)).status is Status.NO_SUCH_LEDGER
-
-    in_store(main)
+async def test_minor_compaction_leaves_what_major_compaction_moves(simulation: Simulation, store: Store, /) -> None:
+    await flush_to_own_log(store, {1: range(30), 2: range(70)})
+    await flush_to_own_log(store, {3: range(40), 4: range(60)})
+    await store.delete([2, 4])
+    assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0))).compacted == []
+    assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
+    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
+    await expect(store, 1, range(30))
+    await expect(store, 3, range(40))
+    for ledger in (2, 4):
+        assert (await store.read(ledger, 0)).status is Status.NO_SUCH_LEDGER
 
 
-def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush(store, {1: range(2), 2: range(60)})
-        await store.delete([2])
-        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
-        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
-        await flush(store, {1: range(2, 4)})
-        await expect(store, 1, range(4))
-        states = [facts.state for facts in await store.compactor.list_log_facts()]
-        assert states == [LogState.CLOSED, LogState.HOT]
-
-    in_store(main)
+async def test_rolling_gives_back_an_open_log_that_holds_little(simulation: Simulation, store: Store, /) -> None:
+    await flush(store, {1: range(2), 2: range(60)})
+    await store.delete([2])
+    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
+    assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
+    await flush(store, {1: range(2, 4)})
+    await expect(store, 1, range(4))
+    states = [facts.state for facts in await store.compactor.list_log_facts()]
+    assert states == [LogState.CLOSED, LogState.HOT]
 
 
-def test_a_cold_log_that_died_is_closed_and_goes() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(2), 2: range(60)})
-        await store.delete([2])
-        await store.compactor.run(CompactionPolicy(0.2, 0.5))
-        await store.delete([1])
-        done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
-        assert done.deleted == [2]
-        assert files(simulation) == []
-
-    in_store(main)
+async def test_a_cold_log_that_died_is_closed_and_goes(simulation: Simulation, store: Store, /) -> None:
+    await flush_to_own_log(store, {1: range(2), 2: range(60)})
+    await store.delete([2])
+    await store.compactor.run(CompactionPolicy(0.2, 0.5))
+    await store.delete([1])
+    done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
+    assert done.deleted == [2]
+    assert files(simulation) == []
 
 
-def test_an_entry_that_stands_in_several_logs_is_copied_once() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(20)})
-        for _ in range(2):
-            for entry in range(5, 15):
-                assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
-            await store.checkpoint()
-            await store._checkpoint.run_exclusive_checkpoint(store._log.close)
-        assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
-        await store.compactor.run(EVERYTHING)
-        assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
-        await expect(store, 1, range(20))
-        store.check()
-
-    in_store(main)
+async def test_an_entry_that_stands_in_several_logs_is_copied_once(simulation: Simulation, store: Store, /) -> None:
+    await flush_to_own_log(store, {1: range(20)})
+    for _ in range(2):
+        for entry in range(5, 15):
+            assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.OK
+        await store.checkpoint()
+        await store._checkpoint.run_exclusive_checkpoint(store._log.close)
+    assert sum(facts.data_bytes for facts in await store.compactor.list_log_facts()) == 40 * 344
+    await store.compactor.run(EVERYTHING)
+    assert [facts.data_bytes for facts in await store.compactor.list_log_facts()] == [20 * 344]
+    await expect(store, 1, range(20))
+    store.check()
 
 
 @pytest.mark.parametrize("what", ["payload", "length", "ledger", "table too", "unreadable"])
-def test_a_bad_record_is_quarantined_and_the_rest_is_moved(what: str) -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(20), 2: range(3)})
-        disk, (path,) = simulation.node(NODE).disk, files(simulation)
-        record = 4096 + 7 * 344
-        if what == "unreadable":
-            disk.faults += [FileFault("pread", ".log", times=1), FileFault("pread", ".log", skip=8, times=1)]
-        else:
-            disk.flip_bit(path, record + {"payload": 100, "length": 2, "ledger": 12, "table too": 50}[what])
-        if what == "table too":
-            disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
-        reported: list[list[QuarantinedEntries]] = []
-        store.compactor._on_bad = lambda: reported.append(store.descriptors.quarantined())
-        done = await store.compactor.run(EVERYTHING)
-        lost = range(7, 20) if what == "table too" else range(7, 8)
-        assert done.compacted == [1]
-        assert done.bad_records == 1
-        assert reported == [[QuarantinedEntries(1, lost[0], lost[-1])]]
-        assert path not in files(simulation)
-        for again in range(2):
-            for entry in range(20):
-                status = (await store.read(1, entry)).status
-                assert status is (Status.UNKNOWN if entry in lost else Status.OK), (entry, again)
-            await expect(store, 2, range(3))
-            if again:
-                break
-            await store.close()
-            store = await Store.open(simulation.world(NODE), DATA, UUID, SMALL)
+async def test_a_bad_record_is_quarantined_and_the_rest_is_moved(
+    simulation: Simulation, store: Store, /, what: str
+) -> None:
+    await flush_to_own_log(store, {1: range(20), 2: range(3)})
+    disk, (path,) = simulation.node(NODE).disk, files(simulation)
+    record = 4096 + 7 * 344
+    if what == "unreadable":
+        disk.faults += [FileFault("pread", ".log", times=1), FileFault("pread", ".log", skip=8, times=1)]
+    else:
+        disk.flip_bit(path, record + {"payload": 100, "length": 2, "ledger": 12, "table too": 50}[what])
+    if what == "table too":
+        disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
+    reported: list[list[QuarantinedEntries]] = []
+    store.compactor._on_bad = lambda: reported.append(store.descriptors.quarantined())
+    done = await store.compactor.run(EVERYTHING)
+    lost = range(7, 20) if what == "table too" else range(7, 8)
+    assert done.compacted == [1]
+    assert done.bad_records == 1
+    assert reported == [[QuarantinedEntries(1, lost[0], lost[-1])]]
+    assert path not in files(simulation)
+    for again in range(2):
+        for entry in range(20):
+            status = (await store.read(1, entry)).status
+            assert status is (Status.UNKNOWN if entry in lost else Status.OK), (entry, again)
+        await expect(store, 2, range(3))
+        if again:
+            break
+        await store.close()
+        store = await Store.open(simulation.world(NODE), DATA, UUID, SMALL)
 
-    in_store(main)
 
-
-def test_a_good_copy_of_a_bad_record_is_moved_instead() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(20)})
-        (path,) = files(simulation)
-        assert await add(store, 1, 7, payload(1, 7), recovery=True) is Status.OK
-        await store.checkpoint()
-        await store._checkpoint.run_exclusive_checkpoint(store._log.close)
-        simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
-        assert (await store.compactor.run(EVERYTHING)).bad_records == 0
-        await expect(store, 1, range(20))
-
-    in_store(main)
+async def test_a_good_copy_of_a_bad_record_is_moved_instead(simulation: Simulation, store: Store, /) -> None:
+    await flush_to_own_log(store, {1: range(20)})
+    (path,) = files(simulation)
+    assert await add(store, 1, 7, payload(1, 7), recovery=True) is Status.OK
+    await store.checkpoint()
+    await store._checkpoint.run_exclusive_checkpoint(store._log.close)
+    simulation.node(NODE).disk.flip_bit(path, 4096 + 7 * 344 + 100)
+    assert (await store.compactor.run(EVERYTHING)).bad_records == 0
+    await expect(store, 1, range(20))
 
 
 def test_readers_find_every_entry_at_every_moment_of_a_compaction() -> None:
@@ -282,18 +268,16 @@ def test_readers_find_every_entry_at_every_moment_of_a_compaction() -> None:
     simulate(main)
 
 
-def test_a_move_is_as_fast_as_it_may_be() -> None:
-    async def main(simulation: Simulation, store: Store) -> None:
-        await flush_to_own_log(store, {1: range(100)}, 3000)
-        clock = simulation.world("other").clock
-        began = clock.monotonic()
-        done = await store.compactor.run(CompactionPolicy(1.1, 1.1, 0, 10_000))
-        seconds = clock.monotonic() - began
-        assert done.bytes_moved == 100 * 3044
-        assert 0.9 * seconds < 2 * done.bytes_moved / 10_000 < 1.1 * seconds, "reading and writing count"
-        assert store.compactor.seconds.total == pytest.approx(seconds, rel=0.1)
-
-    in_store(main, replace(SMALL, memtable_bytes=1 << 20, journal_bytes=1 << 20, log_bytes_max=16 << 20))
+@pytest.mark.run_by(in_store, replace(SMALL, memtable_bytes=1 << 20, journal_bytes=1 << 20, log_bytes_max=16 << 20))
+async def test_a_move_is_as_fast_as_it_may_be(simulation: Simulation, store: Store, /) -> None:
+    await flush_to_own_log(store, {1: range(100)}, 3000)
+    clock = simulation.world("other").clock
+    began = clock.monotonic()
+    done = await store.compactor.run(CompactionPolicy(1.1, 1.1, 0, 10_000))
+    seconds = clock.monotonic() - began
+    assert done.bytes_moved == 100 * 3044
+    assert 0.9 * seconds < 2 * done.bytes_moved / 10_000 < 1.1 * seconds, "reading and writing count"
+    assert store.compactor.seconds.total == pytest.approx(seconds, rel=0.1)
 
 
 def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
@@ -361,33 +345,33 @@ def test_no_entry_is_lost_by_crashes_anywhere_in_a_compaction(seed: int, power_l
     assert compacted > 2
 
 
-def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubles_nothing() -> None:
-    async def main(simulation: Simulation) -> None:
-        operation, crashed = 1, True
-        while crashed:
-            simulation.node(NODE).disk.wipe()
-            store = await open_store(simulation)
-            await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10), 2: range(30), 3: range(3)}))
-            await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10, 20), 4: range(30)}))
-            await simulation.spawn(NODE, store.delete([2, 4]))
-            simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
-            crashed = False
-            try:
-                await simulation.spawn(NODE, store.compactor.run(EVERYTHING))
-            except NodeCrashed:
-                crashed = True
-            simulation.node(NODE).disk.disarm()
-            simulation.crash(NODE, power_loss=operation % 2 > 0)
-            store = await open_store(simulation)
-            await simulation.spawn(NODE, expect(store, 1, range(20)))
-            await simulation.spawn(NODE, expect(store, 3, range(3)))
-            await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
-            survey = await simulation.spawn(NODE, store.compactor.list_log_facts())
-            assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
-            operation += 1
-        assert operation > 40
-
-    simulate(main)
+@pytest.mark.run_by.with_args(simulate)
+async def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubles_nothing(
+    simulation: Simulation, /
+) -> None:
+    operation, crashed = 1, True
+    while crashed:
+        simulation.node(NODE).disk.wipe()
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10), 2: range(30), 3: range(3)}))
+        await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10, 20), 4: range(30)}))
+        await simulation.spawn(NODE, store.delete([2, 4]))
+        simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
+        crashed = False
+        try:
+            await simulation.spawn(NODE, store.compactor.run(EVERYTHING))
+        except NodeCrashed:
+            crashed = True
+        simulation.node(NODE).disk.disarm()
+        simulation.crash(NODE, power_loss=operation % 2 > 0)
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, expect(store, 1, range(20)))
+        await simulation.spawn(NODE, expect(store, 3, range(3)))
+        await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
+        survey = await simulation.spawn(NODE, store.compactor.list_log_facts())
+        assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
+        operation += 1
+    assert operation > 40
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -409,28 +393,25 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("which", ["hot", "cold"])
-def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_power_loss(
-    which: str, direct: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.run_by.with_args(simulate)
+async def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_power_loss(
+    simulation: Simulation, /, which: str, direct: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A flush ends beside a move that has begun its log; or a commit after a flush that found no room in its own."""
-
-    async def main(simulation: Simulation) -> None:
-        simulation.node(NODE).disk.takes_direct = direct
-        for seed in range(12):
-            simulation.node(NODE).disk.wipe()
-            store = await open_store(simulation)
-            assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
-            writer = store._cold if which == "cold" else store._log
-            await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(partial(writer.ensure_room, 5000)))
-            if which == "cold":
-                await simulation.spawn(NODE, store.checkpoint())
-            else:
-                await simulation.spawn(NODE, store._checkpoint.commit(None, [], ()))
-            caplog.clear()
-            simulation.crash(NODE, power_loss=True)
-            store = await open_store(simulation)
-            assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [], seed
-            assert store.descriptors.limbo_upto == -1
-            simulation.crash(NODE)
-
-    simulate(main)
+    simulation.node(NODE).disk.takes_direct = direct
+    for seed in range(12):
+        simulation.node(NODE).disk.wipe()
+        store = await open_store(simulation)
+        assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
+        writer = store._cold if which == "cold" else store._log
+        await simulation.spawn(NODE, store._checkpoint.run_exclusive_checkpoint(partial(writer.ensure_room, 5000)))
+        if which == "cold":
+            await simulation.spawn(NODE, store.checkpoint())
+        else:
+            await simulation.spawn(NODE, store._checkpoint.commit(None, [], ()))
+        caplog.clear()
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [], seed
+        assert store.descriptors.limbo_upto == -1
+        simulation.crash(NODE)

@@ -32,6 +32,8 @@ from tests.crashes.loop import TinyLoop, tiny_world
 from tests.crashes.verify import listening
 from tests.crashes.workload import ALL, TINY
 
+pytestmark = pytest.mark.run_by.with_args(with_cluster)
+
 FLIPS = 50
 """Of each file, besides every byte of its first 64."""
 CUTS = 20
@@ -264,43 +266,38 @@ def write(cluster: Cluster, name: str, data: bytes) -> None:
     store_disk.replace_file(cluster.simulation.world(NODE).files, DATA, name, data)
 
 
-def test_a_damaged_cookie_is_never_taken_for_another_or_for_none() -> None:
-    async def main(cluster: Cluster) -> None:
-        cookie, _ = await a_bookie_with_notes(cluster)
-        known = await cluster.metadata.children(paths.COOKIES)
-        for data in damages(cookie, random.Random(4)):
-            write(cluster, COOKIE, data)
-            with pytest.raises(InvalidConfiguration, match=r"damaged at offset|format version"):
-                await cluster.start()
-            assert contents(cluster, COOKIE) == data, "nothing was changed"
-            cluster.simulation.crash(NODE)
-        assert await cluster.metadata.children(paths.COOKIES) == known
-        write(cluster, COOKIE, cookie)
-        bookie = await cluster.start()
-        answer, frames = await cluster.caller(bookie).read(1, 0)
-        assert answer.status is Status.OK
-        assert payload_of(frames[0]) == payload(1, 0)
-
-    with_cluster(main)
+async def test_a_damaged_cookie_is_never_taken_for_another_or_for_none(cluster: Cluster, /) -> None:
+    cookie, _ = await a_bookie_with_notes(cluster)
+    known = await cluster.metadata.children(paths.COOKIES)
+    for data in damages(cookie, random.Random(4)):
+        write(cluster, COOKIE, data)
+        with pytest.raises(InvalidConfiguration, match=r"damaged at offset|format version"):
+            await cluster.start()
+        assert contents(cluster, COOKIE) == data, "nothing was changed"
+        cluster.simulation.crash(NODE)
+    assert await cluster.metadata.children(paths.COOKIES) == known
+    write(cluster, COOKIE, cookie)
+    bookie = await cluster.start()
+    answer, frames = await cluster.caller(bookie).read(1, 0)
+    assert answer.status is Status.OK
+    assert payload_of(frames[0]) == payload(1, 0)
 
 
-def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(
+    cluster: Cluster, /, caplog: pytest.LogCaptureFixture
+) -> None:
     """It begins again with the first log, and it is told from a whole one."""
-
-    async def main(cluster: Cluster) -> None:
-        _, scrub = await a_bookie_with_notes(cluster)
-        bookie = await cluster.start(scrub_pass_s=30.0)
-        scrubber = bookie.scrubber
+    _, scrub = await a_bookie_with_notes(cluster)
+    bookie = await cluster.start(scrub_pass_s=30.0)
+    scrubber = bookie.scrubber
+    await cluster.simulation.spawn(NODE, scrubber._load())
+    assert scrubber.describe()["pass"] != 1, "the whole one is read"
+    for data in damages(scrub, random.Random(5)):
+        write(cluster, SCRUB, data)
+        caplog.clear()
         await cluster.simulation.spawn(NODE, scrubber._load())
-        assert scrubber.describe()["pass"] != 1, "the whole one is read"
-        for data in damages(scrub, random.Random(5)):
-            write(cluster, SCRUB, data)
-            caplog.clear()
-            await cluster.simulation.spawn(NODE, scrubber._load())
-            assert any("the scrubber starts again" in message for message in caplog.messages)
-            assert (scrubber.describe()["pass"], scrubber.describe()["log"]) == (1, 0)
-        await asyncio.sleep(100)
-        assert bookie.statistics()["scrub_pass"] > 1, "it goes on"
-        assert bookie.store.descriptors.quarantined() == []
-
-    with_cluster(main)
+        assert any("the scrubber starts again" in message for message in caplog.messages)
+        assert (scrubber.describe()["pass"], scrubber.describe()["log"]) == (1, 0)
+    await asyncio.sleep(100)
+    assert bookie.statistics()["scrub_pass"] > 1, "it goes on"
+    assert bookie.store.descriptors.quarantined() == []

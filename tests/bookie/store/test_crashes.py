@@ -69,14 +69,12 @@ def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
     assert len(model.acked) > 30
 
 
-def test_a_first_start_on_a_full_disk_says_so_and_works_when_there_is_room() -> None:
-    async def main(simulation: Simulation) -> None:
-        disk = simulation.node(NODE).disk
-        simulation.world(NODE).files.make_directories(DATA)
-        disk.capacity_bytes = disk.used_bytes()
-        with pytest.raises(NoSpace):
-            await open_store(simulation)
-        disk.capacity_bytes = UNLIMITED_BYTES
+@pytest.mark.run_by.with_args(simulate)
+async def test_a_first_start_on_a_full_disk_says_so_and_works_when_there_is_room(simulation: Simulation, /) -> None:
+    disk = simulation.node(NODE).disk
+    simulation.world(NODE).files.make_directories(DATA)
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(NoSpace):
         await open_store(simulation)
-
-    simulate(main)
+    disk.capacity_bytes = UNLIMITED_BYTES
+    await open_store(simulation)

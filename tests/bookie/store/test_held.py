@@ -17,6 +17,8 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, stored_entry
 from tests.bookie.stores import NODE, add, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 
 async def _held(store: Store, ledger: int, first: int, last: int) -> set[int]:
     found = await store.find_held(ledger, first, last)
@@ -49,119 +51,108 @@ def test_what_is_held_is_what_can_be_read(seed: int) -> None:
     simulate(main, seed)
 
 
-def test_an_entry_that_was_quarantined_is_held_again_when_it_is_added_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        for entry in range(5):
-            await add(store, 1, entry, payload(1, entry))
+async def test_an_entry_that_was_quarantined_is_held_again_when_it_is_added_again(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    for entry in range(5):
+        await add(store, 1, entry, payload(1, entry))
+    await store.checkpoint()
+    store.descriptors.quarantine(1, 2, 3)
+    assert await _held(store, 1, 0, 9) == {0, 1, 4}
+    await add(store, 1, 2, payload(1, 2), recovery=True)
+    assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
+    await store.checkpoint()
+    assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
+    await store.close()
+
+
+async def test_what_is_held_was_synced_before_it_is_said(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await add(store, 1, 0, payload(1, 0))
+    delays = simulation.node(NODE).disk_delays
+    delays.stall_rate, delays.stall_s = 1.0, 1000.0
+    stored = stored_entry(1, 1, payload(1, 1))
+    assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
+    adding = asyncio.ensure_future(store.seal_and_wait())
+    asking = asyncio.ensure_future(_held(store, 1, 0, 9))
+    done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
+    assert adding in done, "the answer overtakes the sync"
+    assert await asking == {0, 1}
+    simulation.crash(NODE, power_loss=True)
+    delays.stall_rate = 0.0
+    store = await open_store(simulation)
+    assert await _held(store, 1, 0, 9) == {0, 1}
+    await store.close()
+
+
+async def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint_has_it(
+    simulation: Simulation, /
+) -> None:
+    store = await open_store(simulation)
+    disk = simulation.node(NODE).disk
+    await add(store, 1, 0, payload(1, 0))
+
+    async def refused(entry: int) -> None:
+        disk.faults.append(FileFault("pwrite", "/journal/", errno.ENOSPC))
+        assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.READ_ONLY
+
+    await refused(1)
+    await refused(2)
+    assert await store.seal_and_wait(), "nothing was enqueued since"
+    assert await _held(store, 1, 0, 9) == {0}
+    assert not await store.wait_durable(1)
+    assert await store.wait_durable(2), "another ledger"
+    assert await add(store, 1, 1, payload(1, 1), recovery=True) is Status.OK
+    assert await _held(store, 1, 0, 9) == {0, 1}
+    disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
+    with pytest.raises(NoSpace):
         await store.checkpoint()
-        store.descriptors.quarantine(1, 2, 3)
-        assert await _held(store, 1, 0, 9) == {0, 1, 4}
-        await add(store, 1, 2, payload(1, 2), recovery=True)
-        assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
-        await store.checkpoint()
-        assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
-        await store.close()
-
-    simulate(main)
-
-
-def test_what_is_held_was_synced_before_it_is_said() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await add(store, 1, 0, payload(1, 0))
-        delays = simulation.node(NODE).disk_delays
-        delays.stall_rate, delays.stall_s = 1.0, 1000.0
-        stored = stored_entry(1, 1, payload(1, 1))
-        assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
-        adding = asyncio.ensure_future(store.seal_and_wait())
-        asking = asyncio.ensure_future(_held(store, 1, 0, 9))
-        done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
-        assert adding in done, "the answer overtakes the sync"
-        assert await asking == {0, 1}
-        simulation.crash(NODE, power_loss=True)
-        delays.stall_rate = 0.0
-        store = await open_store(simulation)
-        assert await _held(store, 1, 0, 9) == {0, 1}
-        await store.close()
-
-    simulate(main)
-
-
-def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint_has_it() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        disk = simulation.node(NODE).disk
-        await add(store, 1, 0, payload(1, 0))
-
-        async def refused(entry: int) -> None:
-            disk.faults.append(FileFault("pwrite", "/journal/", errno.ENOSPC))
-            assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.READ_ONLY
-
-        await refused(1)
-        await refused(2)
-        assert await store.seal_and_wait(), "nothing was enqueued since"
-        assert await _held(store, 1, 0, 9) == {0}
-        assert not await store.wait_durable(1)
-        assert await store.wait_durable(2), "another ledger"
-        assert await add(store, 1, 1, payload(1, 1), recovery=True) is Status.OK
-        assert await _held(store, 1, 0, 9) == {0, 1}
-        disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
-        with pytest.raises(NoSpace):
-            await store.checkpoint()
-        assert await _held(store, 1, 0, 9) == {0, 1}, "it is being flushed"
-        disk.faults.clear()
-        await store.checkpoint()
-        assert await _held(store, 1, 0, 9) == {0, 1, 2}
-        assert await store.wait_durable(1)
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        assert await _held(store, 1, 0, 9) == {0, 1, 2}
-        await store.close()
-
-    simulate(main)
+    assert await _held(store, 1, 0, 9) == {0, 1}, "it is being flushed"
+    disk.faults.clear()
+    await store.checkpoint()
+    assert await _held(store, 1, 0, 9) == {0, 1, 2}
+    assert await store.wait_durable(1)
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    assert await _held(store, 1, 0, 9) == {0, 1, 2}
+    await store.close()
 
 
 @pytest.mark.parametrize("recovery", [False, True])
-def test_an_entry_that_is_there_already_is_answered_after_a_sync_with_it(recovery: bool) -> None:
+async def test_an_entry_that_is_there_already_is_answered_after_a_sync_with_it(
+    simulation: Simulation, /, recovery: bool
+) -> None:
     """The first copy is on its way to a disk that hangs: the second add of it is no shortcut."""
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await add(store, 1, 0, payload(1, 0))
-        delays = simulation.node(NODE).disk_delays
-        delays.stall_rate, delays.stall_s = 1.0, 1000.0
-        synced = store.journal_position
-        adding = [asyncio.ensure_future(add(store, 1, 1, payload(1, 1)))]
-        await asyncio.sleep(1.0)
-        adding.append(asyncio.ensure_future(add(store, 1, 1, payload(1, 1), recovery=recovery)))
-        await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
-        assert store.journal_position > synced
-        simulation.crash(NODE, power_loss=True)
-        delays.stall_rate = 0.0
-        store = await open_store(simulation)
-        assert await _held(store, 1, 0, 9) == {0, 1}
-        await store.close()
-
-    simulate(main)
+    store = await open_store(simulation)
+    await add(store, 1, 0, payload(1, 0))
+    delays = simulation.node(NODE).disk_delays
+    delays.stall_rate, delays.stall_s = 1.0, 1000.0
+    synced = store.journal_position
+    adding = [asyncio.ensure_future(add(store, 1, 1, payload(1, 1)))]
+    await asyncio.sleep(1.0)
+    adding.append(asyncio.ensure_future(add(store, 1, 1, payload(1, 1), recovery=recovery)))
+    await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
+    assert store.journal_position > synced
+    simulation.crash(NODE, power_loss=True)
+    delays.stall_rate = 0.0
+    store = await open_store(simulation)
+    assert await _held(store, 1, 0, 9) == {0, 1}
+    await store.close()
 
 
-def test_a_bookie_answers_held_and_refuses_what_is_no_question() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start()
-        caller = cluster.caller(bookie)
-        for entry in (0, 1, 2, 5):
-            await caller.add(7, entry, b"x")
-        head, frames = await caller.send(Op.HELD, 7, 1, count=10)
-        assert decode_held(head, frames, 1, 10) == [(1, 2), (5, 5)]
-        head, frames = await caller.send(Op.HELD, 8, 0, count=10)
-        assert decode_held(head, frames, 0, 9) == []
-        for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_MAX + 1)):
-            head, _ = await caller.send(Op.HELD, 7, entry, count=count, key=KEY)
-            assert head.status is Status.BAD_REQUEST
-        await bookie.close()
-
-    with_cluster(main)
+@pytest.mark.run_by.with_args(with_cluster)
+async def test_a_bookie_answers_held_and_refuses_what_is_no_question(cluster: Cluster, /) -> None:
+    bookie = await cluster.start()
+    caller = cluster.caller(bookie)
+    for entry in (0, 1, 2, 5):
+        await caller.add(7, entry, b"x")
+    head, frames = await caller.send(Op.HELD, 7, 1, count=10)
+    assert decode_held(head, frames, 1, 10) == [(1, 2), (5, 5)]
+    head, frames = await caller.send(Op.HELD, 8, 0, count=10)
+    assert decode_held(head, frames, 0, 9) == []
+    for entry, count in ((-1, 1), (0, 0), (0, ENTRIES_MAX + 1)):
+        head, _ = await caller.send(Op.HELD, 7, entry, count=count, key=KEY)
+        assert head.status is Status.BAD_REQUEST
+    await bookie.close()
 
 
 @given(st.sets(st.integers(5, 60)))

@@ -30,6 +30,8 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
 from tests.bookie.stores import NODE, UUID, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 FOLDER = "/entries"
 CACHE = 4 << 10
 
@@ -225,91 +227,81 @@ def test_every_copy_is_found_and_nothing_else(commands: list[tuple[object, ...]]
 
 
 # ---------------------------------------------------------------------------------------- damage
-def test_a_damaged_page_is_noticed_and_not_kept() -> None:
-    async def main(simulation: Simulation) -> None:
-        bench = Bench(simulation)
-        bench.group(1, [(5, 0, 3, 1)], fillers=300)
-        bench.group(2, [(5, 3, 3, 1)], fillers=300)
-        disk = simulation.node(NODE).disk
-        path = f"{FOLDER}/{index_name(1)}"
-        for at in range(HEAD_BYTES):
-            disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
-            miss = EntrySearch(bench.index, bench.reader, bench.worker, 5, 1)
-            assert await miss.next_extent_to_search() is None
-            assert miss.damaged
-            hit = EntrySearch(bench.index, bench.reader, bench.worker, 5, 4)
-            assert (await hit.next_extent_to_search()) is not None, "the other log is whole"
-            disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
-        assert len(await bench.look(5, 1)) == 1
-        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
-        with pytest.raises(DamagedFile):
-            list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
-
-    simulate(main)
+async def test_a_damaged_page_is_noticed_and_not_kept(simulation: Simulation, /) -> None:
+    bench = Bench(simulation)
+    bench.group(1, [(5, 0, 3, 1)], fillers=300)
+    bench.group(2, [(5, 3, 3, 1)], fillers=300)
+    disk = simulation.node(NODE).disk
+    path = f"{FOLDER}/{index_name(1)}"
+    for at in range(HEAD_BYTES):
+        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
+        miss = EntrySearch(bench.index, bench.reader, bench.worker, 5, 1)
+        assert await miss.next_extent_to_search() is None
+        assert miss.damaged
+        hit = EntrySearch(bench.index, bench.reader, bench.worker, 5, 4)
+        assert (await hit.next_extent_to_search()) is not None, "the other log is whole"
+        disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 5 * HEAD_BYTES + at)
+    assert len(await bench.look(5, 1)) == 1
+    disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
+    with pytest.raises(DamagedFile):
+        list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
 
 
-def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
+async def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it(simulation: Simulation, /) -> None:
     """A recovery asks for an entry and for the next one at once."""
+    bench, loads = Bench(simulation), list[int]()
+    bench.group(1, [(5, 0, 1, 1), (6, 0, 1, 1)], fillers=300)
+    read_pages = bench.reader.read_pages
 
-    async def main(simulation: Simulation) -> None:
-        bench, loads = Bench(simulation), list[int]()
-        bench.group(1, [(5, 0, 1, 1), (6, 0, 1, 1)], fillers=300)
-        read_pages = bench.reader.read_pages
+    def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
+        loads.append(ledger)
+        return read_pages(log, ledger, pages)
 
-        def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
-            loads.append(ledger)
-            return read_pages(log, ledger, pages)
+    bench.reader.read_pages = counted  # type: ignore[method-assign]
 
-        bench.reader.read_pages = counted  # type: ignore[method-assign]
+    def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
+        return asyncio.ensure_future(
+            EntrySearch(bench.index, bench.reader, bench.worker, ledger, entry).next_extent_to_search()
+        )
 
-        def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
-            return asyncio.ensure_future(
-                EntrySearch(bench.index, bench.reader, bench.worker, ledger, entry).next_extent_to_search()
-            )
-
-        first, second, other = ask(5, 0), ask(5, 1), ask(6, 0)
-        found, missing, of_other = await asyncio.gather(first, second, other)
-        assert found is not None
-        assert missing is None
-        assert of_other is not None
-        assert sorted(loads) == [5, 6]
-        assert not bench.index.loading
-        bench.restart()
-        gone, left = ask(5, 0), ask(5, 0)
-        await asyncio.sleep(0)
-        gone.cancel()
-        assert await left is not None, "whose caller is gone is loaded by the next one"
-        assert not bench.index.loading
-        bench.restart()
-        simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
-        searches = [EntrySearch(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
-        assert await asyncio.gather(*(each.next_extent_to_search() for each in searches)) == [None] * 3
-        assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
-
-    simulate(main)
+    first, second, other = ask(5, 0), ask(5, 1), ask(6, 0)
+    found, missing, of_other = await asyncio.gather(first, second, other)
+    assert found is not None
+    assert missing is None
+    assert of_other is not None
+    assert sorted(loads) == [5, 6]
+    assert not bench.index.loading
+    bench.restart()
+    gone, left = ask(5, 0), ask(5, 0)
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await left is not None, "whose caller is gone is loaded by the next one"
+    assert not bench.index.loading
+    bench.restart()
+    simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
+    searches = [EntrySearch(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
+    assert await asyncio.gather(*(each.next_extent_to_search() for each in searches)) == [None] * 3
+    assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
 
 
-def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it() -> None:
-    async def main(simulation: Simulation) -> None:
-        bench = Bench(simulation)
-        bench.group(1, [(5, 0, 3, 1)])
-        bench.group(1, [(6, 0, 3, 1)], fillers=log_files.SLICE_HEADS + 10)
-        disk, path = simulation.node(NODE).disk, f"{FOLDER}/{index_name(1)}"
-        slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
-        assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
-        last = bench.index.find_run(1, 100 + log_files.SLICE_HEADS)
-        assert not isinstance(last, LedgerExtents)
-        disk.flip_bit(path, last.pages[-1].offset + 9)
-        handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
-        assert next(handed_out) == slices[0]
-        with pytest.raises(DamagedFile, match="does not match its checksum"):
-            next(handed_out)
-        with pytest.raises(DamagedFile, match="does not match its checksum"):
-            log_files.read_groups(bench.files, FOLDER, 1, UUID, None)
-        with pytest.raises(DamagedFile, match="there should be a group"):
-            log_files.read_groups(bench.files, FOLDER, 1, UUID, bench.ends[1][1] - 1)
-
-    simulate(main)
+async def test_no_extent_of_a_damaged_group_is_handed_out_and_a_start_refuses_it(simulation: Simulation, /) -> None:
+    bench = Bench(simulation)
+    bench.group(1, [(5, 0, 3, 1)])
+    bench.group(1, [(6, 0, 3, 1)], fillers=log_files.SLICE_HEADS + 10)
+    disk, path = simulation.node(NODE).disk, f"{FOLDER}/{index_name(1)}"
+    slices = list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
+    assert [len(each) for each in slices] == [1, log_files.SLICE_HEADS, 11]
+    last = bench.index.find_run(1, 100 + log_files.SLICE_HEADS)
+    assert not isinstance(last, LedgerExtents)
+    disk.flip_bit(path, last.pages[-1].offset + 9)
+    handed_out = log_files.read_extents(bench.files, FOLDER, 1, UUID, None)
+    assert next(handed_out) == slices[0]
+    with pytest.raises(DamagedFile, match="does not match its checksum"):
+        next(handed_out)
+    with pytest.raises(DamagedFile, match="does not match its checksum"):
+        log_files.read_groups(bench.files, FOLDER, 1, UUID, None)
+    with pytest.raises(DamagedFile, match="there should be a group"):
+        log_files.read_groups(bench.files, FOLDER, 1, UUID, bench.ends[1][1] - 1)
 
 
 def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
@@ -319,19 +311,16 @@ def test_an_idle_index_costs_half_a_byte_per_extent() -> None:
     assert sum(each.itemsize * len(each) for each in arrays) <= 0.5 * len(extents)
 
 
-def test_a_hit_asks_few_of_many_logs() -> None:
-    async def main(simulation: Simulation) -> None:
-        bench = Bench(simulation, 1 << 20)
-        for log in range(1, 65):
-            bench.group(log, [(5, 10 * log, 10, 1)])
-        rng = random.Random(1)
-        for entry in [rng.randrange(10, 650) for _ in range(20)]:
-            bench.restart()
-            search = EntrySearch(bench.index, bench.reader, bench.worker, 5, entry)
-            place = await search.next_extent_to_search()
-            assert place is not None
-            assert place.log == entry // 10
-            loaded = [log for log in range(1, 65) if isinstance(bench.index.find_run(log, 5), LedgerExtents)]
-            assert len(loaded) <= 7
-
-    simulate(main)
+async def test_a_hit_asks_few_of_many_logs(simulation: Simulation, /) -> None:
+    bench = Bench(simulation, 1 << 20)
+    for log in range(1, 65):
+        bench.group(log, [(5, 10 * log, 10, 1)])
+    rng = random.Random(1)
+    for entry in [rng.randrange(10, 650) for _ in range(20)]:
+        bench.restart()
+        search = EntrySearch(bench.index, bench.reader, bench.worker, 5, entry)
+        place = await search.next_extent_to_search()
+        assert place is not None
+        assert place.log == entry // 10
+        loaded = [log for log in range(1, 65) if isinstance(bench.index.find_run(log, 5), LedgerExtents)]
+        assert len(loaded) <= 7

@@ -27,6 +27,8 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, OTHER_KEY
 from tests.bookie.stores import NODE, UUID, open_store, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 FOLDER = "/ledgers"
 
 
@@ -324,36 +326,35 @@ def _checkpoint(file: LedgerIndexFile, descriptors: LedgerDescriptors) -> None:
     file.on_committed(generation, end)
 
 
-def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_there_is_no_room() -> None:
-    async def main(simulation: Simulation) -> None:
-        file, descriptors = _filled(simulation, 4000)
+async def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_there_is_no_room(
+    simulation: Simulation, /
+) -> None:
+    file, descriptors = _filled(simulation, 4000)
+    _checkpoint(file, descriptors)
+    disk = simulation.node(NODE).disk
+    while not file.is_outdated(4000):
+        for ledger in range(4000):
+            touched = descriptors.get(ledger)
+            assert touched is not None
+            descriptors.mark_changed(touched)
         _checkpoint(file, descriptors)
-        disk = simulation.node(NODE).disk
-        while not file.is_outdated(4000):
-            for ledger in range(4000):
-                touched = descriptors.get(ledger)
-                assert touched is not None
-                descriptors.mark_changed(touched)
-            _checkpoint(file, descriptors)
-        descriptors.delete(0, 1999)
-        disk.faults.append(FileFault("pwrite", ".lidx.tmp", errno.ENOSPC, times=1))
-        _checkpoint(file, descriptors)
-        assert file.generation == 1
-        _checkpoint(file, descriptors)
-        assert file.generation == 2
-        assert file.end == FILE_HEADER_BYTES + 2001 * RECORD_BYTES
-        loaded = file.load(pytest.fail)
-        assert list(loaded.table) == list(loaded.ledgers) == list(range(2000, 4000))
-        assert loaded.facts == [Tombstone(0, 1999)]
-        disk.flip_bit(f"{FOLDER}/{ledger_index.index_file_name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
-        missing: list[str] = []
-        loaded = file.load(missing.append)
-        assert len(loaded.ledgers) == 1999
-        assert f"damaged at offset {FILE_HEADER_BYTES + 50 * 700}" in missing[0]
-        _checkpoint(file, descriptors)
-        assert (file.generation, file.load(pytest.fail).facts) == (3, [Tombstone(0, 1999)])
-
-    simulate(main)
+    descriptors.delete(0, 1999)
+    disk.faults.append(FileFault("pwrite", ".lidx.tmp", errno.ENOSPC, times=1))
+    _checkpoint(file, descriptors)
+    assert file.generation == 1
+    _checkpoint(file, descriptors)
+    assert file.generation == 2
+    assert file.end == FILE_HEADER_BYTES + 2001 * RECORD_BYTES
+    loaded = file.load(pytest.fail)
+    assert list(loaded.table) == list(loaded.ledgers) == list(range(2000, 4000))
+    assert loaded.facts == [Tombstone(0, 1999)]
+    disk.flip_bit(f"{FOLDER}/{ledger_index.index_file_name(2)}", FILE_HEADER_BYTES + 50 * 700 + 3)
+    missing: list[str] = []
+    loaded = file.load(missing.append)
+    assert len(loaded.ledgers) == 1999
+    assert f"damaged at offset {FILE_HEADER_BYTES + 50 * 700}" in missing[0]
+    _checkpoint(file, descriptors)
+    assert (file.generation, file.load(pytest.fail).facts) == (3, [Tombstone(0, 1999)])
 
 
 def test_a_ledger_at_rest_costs_its_record() -> None:
@@ -362,19 +363,16 @@ def test_a_ledger_at_rest_costs_its_record() -> None:
     assert len(table.leaves) <= 20_000 // LEAF_RECORDS + 1, "and 33 bytes a leaf"
 
 
-def test_a_store_finds_its_ledgers_again_after_many_checkpoints() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        for ledger in range(50):
-            store.fence(ledger * 7 % 50, KEY)
-            if ledger % 9 == 0:
-                assert await simulation.spawn(NODE, store.seal_and_wait())
-                await simulation.spawn(NODE, store.checkpoint())
-        assert await simulation.spawn(NODE, store.seal_and_wait())
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        store.check()
-        assert list(store.descriptors.ledger_ids()) == list(range(50))
-        assert all(found.fenced for ledger in range(50) if (found := store.descriptors.get(ledger)))
-
-    simulate(main)
+async def test_a_store_finds_its_ledgers_again_after_many_checkpoints(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    for ledger in range(50):
+        store.fence(ledger * 7 % 50, KEY)
+        if ledger % 9 == 0:
+            assert await simulation.spawn(NODE, store.seal_and_wait())
+            await simulation.spawn(NODE, store.checkpoint())
+    assert await simulation.spawn(NODE, store.seal_and_wait())
+    simulation.crash(NODE, power_loss=True)
+    store = await open_store(simulation)
+    store.check()
+    assert list(store.descriptors.ledger_ids()) == list(range(50))
+    assert all(found.fenced for ledger in range(50) if (found := store.descriptors.get(ledger)))

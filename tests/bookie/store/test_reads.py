@@ -18,6 +18,8 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 AHEAD = replace(
     SMALL, read_cache_bytes=64 << 10, read_chunk_bytes=4 << 10, index_cache_bytes=32 << 10,
     memtable_bytes=64 << 10, journal_bytes=1 << 20, log_bytes_max=9 << 20,
@@ -43,57 +45,47 @@ async def read_on(store: Store, ledger: int, first: int, last: int, bytes_max: i
     return found
 
 
-def test_who_reads_on_finds_it_read_ahead() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        for first in range(0, 400, 100):  # four extents
-            await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
-            await simulation.spawn(NODE, store.checkpoint())
-        found = await simulation.spawn(NODE, read_on(store, 1, 0, 399, 1500))
-        assert found == [payload(1, entry) for entry in range(400)]
-        counted = store.statistics()
-        assert counted["reads_disk"] < counted["reads_ahead"] / 10
-        assert counted["read_entries"] == 400
-
-    simulate(main)
-
-
-def test_one_answer_has_several_chunks_when_they_are_there() -> None:
-    """A reader that is late gets all that it asked for: an answer a chunk would cost it a turn of its loop each."""
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        await simulation.spawn(NODE, fill(store, 1, range(100)))
+async def test_who_reads_on_finds_it_read_ahead(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, AHEAD)
+    for first in range(0, 400, 100):  # four extents
+        await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
         await simulation.spawn(NODE, store.checkpoint())
-        await simulation.spawn(NODE, read_on(store, 1, 0, 9, 1500))
-        first = await simulation.spawn(NODE, store.read(1, 10, 90, 1500))
-        await asyncio.sleep(1)
-        at = 10 + len(first.entries)
-        result = store.read_from_memory(1, at, 100 - at, 9_000)
-        assert result is not None
-        assert result.status is Status.OK
-        assert 9_000 <= sum(map(len, result.entries)) < 9_000 + 4 * 1024, "more than two chunks of 4 KiB"
-        assert [payload_of(entry) for entry in result.entries] == [
-            payload(1, entry) for entry in range(at, at + len(result.entries))
-        ]
-        store.check()
-
-    simulate(main)
+    found = await simulation.spawn(NODE, read_on(store, 1, 0, 399, 1500))
+    assert found == [payload(1, entry) for entry in range(400)]
+    counted = store.statistics()
+    assert counted["reads_disk"] < counted["reads_ahead"] / 10
+    assert counted["read_entries"] == 400
 
 
-def test_the_table_of_the_next_extent_is_there_before_its_entries_are_wanted() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        for first in (0, 100):
-            await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
-            await simulation.spawn(NODE, store.checkpoint())
-        await simulation.spawn(NODE, store.read(1, 0, 200, 1500))
-        await simulation.spawn(NODE, asyncio.sleep(1))
-        places = store.index.find_extents(1, 100)
-        assert places is not None
-        assert store.index.table(places[0]) is not None
+async def test_one_answer_has_several_chunks_when_they_are_there(simulation: Simulation, /) -> None:
+    """A reader that is late gets all that it asked for: an answer a chunk would cost it a turn of its loop each."""
+    store = await open_store(simulation, AHEAD)
+    await simulation.spawn(NODE, fill(store, 1, range(100)))
+    await simulation.spawn(NODE, store.checkpoint())
+    await simulation.spawn(NODE, read_on(store, 1, 0, 9, 1500))
+    first = await simulation.spawn(NODE, store.read(1, 10, 90, 1500))
+    await asyncio.sleep(1)
+    at = 10 + len(first.entries)
+    result = store.read_from_memory(1, at, 100 - at, 9_000)
+    assert result is not None
+    assert result.status is Status.OK
+    assert 9_000 <= sum(map(len, result.entries)) < 9_000 + 4 * 1024, "more than two chunks of 4 KiB"
+    assert [payload_of(entry) for entry in result.entries] == [
+        payload(1, entry) for entry in range(at, at + len(result.entries))
+    ]
+    store.check()
 
-    simulate(main)
+
+async def test_the_table_of_the_next_extent_is_there_before_its_entries_are_wanted(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, AHEAD)
+    for first in (0, 100):
+        await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
+        await simulation.spawn(NODE, store.checkpoint())
+    await simulation.spawn(NODE, store.read(1, 0, 200, 1500))
+    await simulation.spawn(NODE, asyncio.sleep(1))
+    places = store.index.find_extents(1, 100)
+    assert places is not None
+    assert store.index.table(places[0]) is not None
 
 
 LARGE = replace(
@@ -103,63 +95,58 @@ LARGE = replace(
 
 
 @pytest.mark.parametrize("refused", [None, "open", "pread"])
-def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(refused: str | None) -> None:
+async def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(
+    simulation: Simulation, /, refused: str | None
+) -> None:
     """Direct reads are whole blocks; where the file system does not do them, all are as long as what was asked for."""
+    disk = simulation.node(NODE).disk
+    disk.takes_direct = refused != "open"
+    store = await open_store(simulation, LARGE)
+    await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
+    await simulation.spawn(NODE, store.checkpoint())
+    reads: list[Operation] = []
 
-    async def main(simulation: Simulation) -> None:
-        disk = simulation.node(NODE).disk
-        disk.takes_direct = refused != "open"
-        store = await open_store(simulation, LARGE)
-        await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
-        await simulation.spawn(NODE, store.checkpoint())
-        reads: list[Operation] = []
+    def record(operation: Operation) -> None:
+        if operation.kind == "pread" and operation.path.endswith(".log"):
+            reads.append(operation)
 
-        def record(operation: Operation) -> None:
-            if operation.kind == "pread" and operation.path.endswith(".log"):
-                reads.append(operation)
-
-        disk.record = record
-        if refused == "pread":
-            disk.faults.append(FileFault("pread", ".log", errno.EINVAL, times=1))  # of those that read, one is told
-        found = await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
-        assert found == [payload(1, entry, 30_000) for entry in range(100)]
-        large = [read for read in reads if read.size >= log_files.DIRECT_BYTES_MIN]
-        assert len(large) >= 5
-        assert all(read.size <= LARGE.read_chunk_bytes + 40_000 for read in large)
-        direct = [read for read in large if read.offset % DIRECT_ALIGNMENT == read.size % DIRECT_ALIGNMENT == 0]
-        told = {None: 0, "open": len(large), "pread": 1}[refused]
-        assert len(large) - len(direct) == told
-        reads.clear()
-        result = await simulation.spawn(NODE, store.read(1, 50))
-        assert payload_of(result.entries[0]) == payload(1, 50, 30_000)
-        assert [read.size for read in reads] == [ENTRY_HEADER.size + RECORD_HEADER_BYTES + 30_000]
-        await simulation.spawn(NODE, store.close())
-
-    simulate(main)
+    disk.record = record
+    if refused == "pread":
+        disk.faults.append(FileFault("pread", ".log", errno.EINVAL, times=1))  # of those that read, one is told
+    found = await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
+    assert found == [payload(1, entry, 30_000) for entry in range(100)]
+    large = [read for read in reads if read.size >= log_files.DIRECT_BYTES_MIN]
+    assert len(large) >= 5
+    assert all(read.size <= LARGE.read_chunk_bytes + 40_000 for read in large)
+    direct = [read for read in large if read.offset % DIRECT_ALIGNMENT == read.size % DIRECT_ALIGNMENT == 0]
+    told = {None: 0, "open": len(large), "pread": 1}[refused]
+    assert len(large) - len(direct) == told
+    reads.clear()
+    result = await simulation.spawn(NODE, store.read(1, 50))
+    assert payload_of(result.entries[0]) == payload(1, 50, 30_000)
+    assert [read.size for read in reads] == [ENTRY_HEADER.size + RECORD_HEADER_BYTES + 30_000]
+    await simulation.spawn(NODE, store.close())
 
 
-def test_a_log_that_goes_is_closed_by_all_that_read() -> None:
-    async def main(simulation: Simulation) -> None:
-        simulation.node(NODE).disk.takes_direct = True
-        opened: list[SimFile] = []
-        store = await open_store(simulation, LARGE)
-        await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
-        await simulation.spawn(NODE, store.checkpoint())
-        files = store._reads._reader._files
-        really_open = files.open
+async def test_a_log_that_goes_is_closed_by_all_that_read(simulation: Simulation, /) -> None:
+    simulation.node(NODE).disk.takes_direct = True
+    opened: list[SimFile] = []
+    store = await open_store(simulation, LARGE)
+    await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
+    await simulation.spawn(NODE, store.checkpoint())
+    files = store._reads._reader._files
+    really_open = files.open
 
-        def open_(path: str, **how: bool) -> SimFile:
-            opened.append(really_open(path, **how))
-            return opened[-1]
+    def open_(path: str, **how: bool) -> SimFile:
+        opened.append(really_open(path, **how))
+        return opened[-1]
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(files, "open", open_)
-            await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
-        assert len(opened) >= 3
-        await simulation.spawn(NODE, store._reads.close_log(1))
-        assert all(file._closed for file in opened)
-
-    simulate(main)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "open", open_)
+        await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
+    assert len(opened) >= 3
+    await simulation.spawn(NODE, store._reads.close_log(1))
+    assert all(file._closed for file in opened)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -210,105 +197,91 @@ def test_readers_beside_each_other_get_what_was_stored(seed: int) -> None:
     simulate(main, seed)
 
 
-def test_reading_ahead_ends_at_damage_which_is_unknown_and_nothing_else_is() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        await simulation.spawn(NODE, fill(store, 1, range(40)))
-        await simulation.spawn(NODE, store.checkpoint())
-        extent = next(log_files.read_extents(simulation.world(NODE).files, ENTRIES, 1, UUID, None))[0]
-        assert extent.entries == 40
-        disk = simulation.node(NODE).disk
-        disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", extent.start + 20 * (extent.length // 40) + 100)
-        found = await simulation.spawn(NODE, read_on(store, 1, 0, 19, 1500))
-        assert found == [payload(1, entry) for entry in range(20)]
-        assert store.statistics()["reads_ahead"] > 0
-        result = await simulation.spawn(NODE, store.read(1, 20, 10, 1500))
-        assert result.status is Status.UNKNOWN
-        assert await simulation.spawn(NODE, read_on(store, 1, 21, 39, 1500)) == [payload(1, e) for e in range(21, 40)]
-
-    simulate(main)
+async def test_reading_ahead_ends_at_damage_which_is_unknown_and_nothing_else_is(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, AHEAD)
+    await simulation.spawn(NODE, fill(store, 1, range(40)))
+    await simulation.spawn(NODE, store.checkpoint())
+    extent = next(log_files.read_extents(simulation.world(NODE).files, ENTRIES, 1, UUID, None))[0]
+    assert extent.entries == 40
+    disk = simulation.node(NODE).disk
+    disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", extent.start + 20 * (extent.length // 40) + 100)
+    found = await simulation.spawn(NODE, read_on(store, 1, 0, 19, 1500))
+    assert found == [payload(1, entry) for entry in range(20)]
+    assert store.statistics()["reads_ahead"] > 0
+    result = await simulation.spawn(NODE, store.read(1, 20, 10, 1500))
+    assert result.status is Status.UNKNOWN
+    assert await simulation.spawn(NODE, read_on(store, 1, 21, 39, 1500)) == [payload(1, e) for e in range(21, 40)]
 
 
-def test_an_error_while_reading_ahead_costs_a_second_try_and_no_answer() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        await simulation.spawn(NODE, fill(store, 1, range(60)))
-        await simulation.spawn(NODE, store.checkpoint())
-        first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
-        assert len(first.entries) < 10
-        simulation.node(NODE).disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
-        await simulation.spawn(NODE, asyncio.sleep(1))
-        rest = await simulation.spawn(NODE, read_on(store, 1, len(first.entries), 59, 1500))
-        assert rest == [payload(1, entry) for entry in range(len(first.entries), 60)]
-        assert simulation.node(NODE).disk.faults[-1].times == 0
-
-    simulate(main)
+async def test_an_error_while_reading_ahead_costs_a_second_try_and_no_answer(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, AHEAD)
+    await simulation.spawn(NODE, fill(store, 1, range(60)))
+    await simulation.spawn(NODE, store.checkpoint())
+    first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
+    assert len(first.entries) < 10
+    simulation.node(NODE).disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
+    await simulation.spawn(NODE, asyncio.sleep(1))
+    rest = await simulation.spawn(NODE, read_on(store, 1, len(first.entries), 59, 1500))
+    assert rest == [payload(1, entry) for entry in range(len(first.entries), 60)]
+    assert simulation.node(NODE).disk.faults[-1].times == 0
 
 
 @pytest.mark.parametrize("name", [".log", ".idx"])
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
-def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_as_damaged(name: str, error: int) -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, fill(store, 1, range(20)))
-        await simulation.spawn(NODE, store.checkpoint())
-        simulation.crash(NODE)
-        store = await open_store(simulation)
-        fault = FileFault("open", name, error, times=1000)
-        simulation.node(NODE).disk.faults.append(fault)
-        result = await simulation.spawn(NODE, store.read(1, 5))
-        assert result.status is Status.BUSY
-        with pytest.raises(OSError, match=f"Errno {error}"):
-            await simulation.spawn(NODE, store.verify(1, 5))
-        if name == ".idx":
-            assert not len(await simulation.spawn(NODE, store.find_held(1, 0, 19))), "as far as it is known"
-        fault.times = 0
-        result = await simulation.spawn(NODE, store.read(1, 5))
-        assert payload_of(result.entries[0]) == payload(1, 5)
-        assert await simulation.spawn(NODE, store.verify(1, 5)) is Status.OK
-        counters = store.statistics()
-        assert (counters["damaged"], counters["reads_unknown"], counters["reads_busy"]) == (0, 0, 1)
-
-    simulate(main)
-
-
-def test_what_was_read_ahead_of_a_deleted_ledger_is_not_served() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, AHEAD)
-        await simulation.spawn(NODE, fill(store, 1, range(60)))
-        await simulation.spawn(NODE, store.checkpoint())
-        first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
-        reading = simulation.spawn(NODE, store.read(1, len(first.entries), 50, 1500))
-        await simulation.spawn(NODE, store.delete([1]))
-        assert (await reading).status in (Status.OK, Status.NO_SUCH_LEDGER)
-        assert (await simulation.spawn(NODE, store.read(1, 20, 5, 1500))).status is Status.NO_SUCH_LEDGER
-        assert (await simulation.spawn(NODE, store.read(1, len(first.entries), 5))).status is Status.NO_SUCH_LEDGER
-
-    simulate(main)
+async def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_as_damaged(
+    simulation: Simulation, /, name: str, error: int
+) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, fill(store, 1, range(20)))
+    await simulation.spawn(NODE, store.checkpoint())
+    simulation.crash(NODE)
+    store = await open_store(simulation)
+    fault = FileFault("open", name, error, times=1000)
+    simulation.node(NODE).disk.faults.append(fault)
+    result = await simulation.spawn(NODE, store.read(1, 5))
+    assert result.status is Status.BUSY
+    with pytest.raises(OSError, match=f"Errno {error}"):
+        await simulation.spawn(NODE, store.verify(1, 5))
+    if name == ".idx":
+        assert not len(await simulation.spawn(NODE, store.find_held(1, 0, 19))), "as far as it is known"
+    fault.times = 0
+    result = await simulation.spawn(NODE, store.read(1, 5))
+    assert payload_of(result.entries[0]) == payload(1, 5)
+    assert await simulation.spawn(NODE, store.verify(1, 5)) is Status.OK
+    counters = store.statistics()
+    assert (counters["damaged"], counters["reads_unknown"], counters["reads_busy"]) == (0, 0, 1)
 
 
-def test_an_entry_that_moves_while_it_is_looked_for_is_found() -> None:
+async def test_what_was_read_ahead_of_a_deleted_ledger_is_not_served(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, AHEAD)
+    await simulation.spawn(NODE, fill(store, 1, range(60)))
+    await simulation.spawn(NODE, store.checkpoint())
+    first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
+    reading = simulation.spawn(NODE, store.read(1, len(first.entries), 50, 1500))
+    await simulation.spawn(NODE, store.delete([1]))
+    assert (await reading).status in (Status.OK, Status.NO_SUCH_LEDGER)
+    assert (await simulation.spawn(NODE, store.read(1, 20, 5, 1500))).status is Status.NO_SUCH_LEDGER
+    assert (await simulation.spawn(NODE, store.read(1, len(first.entries), 5))).status is Status.NO_SUCH_LEDGER
+
+
+async def test_an_entry_that_moves_while_it_is_looked_for_is_found(simulation: Simulation, /) -> None:
     """The move is one step between two looks: the log that was asked is gone, the other was not there before."""
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, replace(SMALL, read_cache_bytes=0, index_cache_bytes=0))
-        await simulation.spawn(NODE, fill(store, 1, range(5)))
-        await simulation.spawn(NODE, store.checkpoint())
-        files = simulation.world(NODE).files
-        extents = next(log_files.read_extents(files, ENTRIES, 1, UUID, None))
-        for log in range(1, 25):
-            for name in (log_files.log_name, log_files.index_name):
-                old = files.open(f"{ENTRIES}/{name(log)}", write=False)
-                files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
-            reading = simulation.spawn(NODE, store.read(1, 3))
-            await simulation.spawn(NODE, asyncio.sleep(log / 8000))
-            store.index.add_group(LoadedIndexGroup(log + 1, 64, extents), [log])
-            store._reads._reader.close_log(log)
-            log_files.remove_log_files(files, ENTRIES, log)
-            result = await reading
-            assert result.status is Status.OK
-            assert payload_of(result.entries[0]) == payload(1, 3)
-        missing = simulation.spawn(NODE, store.read(1, 7))
-        assert (await missing).status is Status.NO_SUCH_ENTRY
-
-    simulate(main)
+    store = await open_store(simulation, replace(SMALL, read_cache_bytes=0, index_cache_bytes=0))
+    await simulation.spawn(NODE, fill(store, 1, range(5)))
+    await simulation.spawn(NODE, store.checkpoint())
+    files = simulation.world(NODE).files
+    extents = next(log_files.read_extents(files, ENTRIES, 1, UUID, None))
+    for log in range(1, 25):
+        for name in (log_files.log_name, log_files.index_name):
+            old = files.open(f"{ENTRIES}/{name(log)}", write=False)
+            files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
+        reading = simulation.spawn(NODE, store.read(1, 3))
+        await simulation.spawn(NODE, asyncio.sleep(log / 8000))
+        store.index.add_group(LoadedIndexGroup(log + 1, 64, extents), [log])
+        store._reads._reader.close_log(log)
+        log_files.remove_log_files(files, ENTRIES, log)
+        result = await reading
+        assert result.status is Status.OK
+        assert payload_of(result.entries[0]) == payload(1, 3)
+    missing = simulation.spawn(NODE, store.read(1, 7))
+    assert (await missing).status is Status.NO_SUCH_ENTRY

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from magnetar.bookie.format import entry_log, index
 from magnetar.bookie.store.entrylog import at_boot as rebuild
 from magnetar.bookie.store.entrylog import files as log_files
@@ -9,6 +11,8 @@ from magnetar.bookie.store.entrylog.at_boot import LogScan, UnreadableLogRange
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate
+
+pytestmark = pytest.mark.run_by.with_args(simulate)
 
 ENTRIES = f"{DATA}/entries"
 
@@ -49,101 +53,82 @@ def rebuilt(simulation: Simulation, *, exact: bool = True) -> list[UnreadableLog
     return lost
 
 
-def test_a_rebuilt_index_says_what_the_old_one_said() -> None:
-    async def main(simulation: Simulation) -> None:
-        await a_log(simulation)
-        before = places_of(simulation)
-        assert len(before) == 3 * 16
+async def test_a_rebuilt_index_says_what_the_old_one_said(simulation: Simulation, /) -> None:
+    await a_log(simulation)
+    before = places_of(simulation)
+    assert len(before) == 3 * 16
+    assert rebuilt(simulation) == []
+    assert places_of(simulation) == before
+    simulation.crash(NODE, power_loss=True)
+    assert places_of(simulation) == before
+
+
+async def test_groups_of_a_rebuilt_index_are_bounded_and_sorted(simulation: Simulation, /) -> None:
+    await a_log(simulation, rounds=6)
+    before = places_of(simulation)
+    rebuild.GROUP_ENTRIES, whole = 7, rebuild.GROUP_ENTRIES
+    try:
         assert rebuilt(simulation) == []
-        assert places_of(simulation) == before
-        simulation.crash(NODE, power_loss=True)
-        assert places_of(simulation) == before
-
-    simulate(main)
-
-
-def test_groups_of_a_rebuilt_index_are_bounded_and_sorted() -> None:
-    async def main(simulation: Simulation) -> None:
-        await a_log(simulation, rounds=6)
-        before = places_of(simulation)
-        rebuild.GROUP_ENTRIES, whole = 7, rebuild.GROUP_ENTRIES
-        try:
-            assert rebuilt(simulation) == []
-        finally:
-            rebuild.GROUP_ENTRIES = whole
-        groups = log_files.read_groups(simulation.world(NODE).files, ENTRIES, 1, UUID, None)
-        assert len(groups) > 6
-        assert places_of(simulation) == before
-
-    simulate(main)
+    finally:
+        rebuild.GROUP_ENTRIES = whole
+    groups = log_files.read_groups(simulation.world(NODE).files, ENTRIES, 1, UUID, None)
+    assert len(groups) > 6
+    assert places_of(simulation) == before
 
 
-def test_every_record_beside_a_damaged_one_is_found_again() -> None:
-    async def main(simulation: Simulation) -> None:
-        await a_log(simulation)
-        disk = simulation.node(NODE).disk
-        path = f"{ENTRIES}/{log_files.log_name(1)}"
-        before = places_of(simulation)
-        where = sorted((bounds, ids) for ids, copies in before.items() for bounds in copies)
-        for harmed in range(0, len(where), 5):
-            (start, end), ids = where[harmed]
-            for offset in (start, start + 2, start + 5, start + 8, start + 20, end - 1):
-                disk.flip_bit(path, offset, 3)
-                with_file = simulation.world(NODE).files.open(path, write=False)
-                scan = LogScan(with_file)
-                found = [(record.start, record.end, record.ids) for record in scan.records()]
-                wanted = [(*bounds, ids_) for bounds, ids_ in where if bounds[0] != start]
-                assert found == wanted, f"{ids} harmed at {offset - start}"
-                assert scan.lost == [UnreadableLogRange(start, end)]
-                disk.flip_bit(path, offset, 3)
-
-    simulate(main)
+async def test_every_record_beside_a_damaged_one_is_found_again(simulation: Simulation, /) -> None:
+    await a_log(simulation)
+    disk = simulation.node(NODE).disk
+    path = f"{ENTRIES}/{log_files.log_name(1)}"
+    before = places_of(simulation)
+    where = sorted((bounds, ids) for ids, copies in before.items() for bounds in copies)
+    for harmed in range(0, len(where), 5):
+        (start, end), ids = where[harmed]
+        for offset in (start, start + 2, start + 5, start + 8, start + 20, end - 1):
+            disk.flip_bit(path, offset, 3)
+            with_file = simulation.world(NODE).files.open(path, write=False)
+            scan = LogScan(with_file)
+            found = [(record.start, record.end, record.ids) for record in scan.records()]
+            wanted = [(*bounds, ids_) for bounds, ids_ in where if bounds[0] != start]
+            assert found == wanted, f"{ids} harmed at {offset - start}"
+            assert scan.lost == [UnreadableLogRange(start, end)]
+            disk.flip_bit(path, offset, 3)
 
 
-def test_zeros_and_a_torn_end_are_lost_and_cut() -> None:
-    async def main(simulation: Simulation) -> None:
-        await a_log(simulation)
-        files = simulation.world(NODE).files
-        file = files.open(f"{ENTRIES}/{log_files.log_name(1)}")
-        end = file.size()
-        file.pwrite([bytes(100_000), b"\x00\x00\x10\x00torn"], end)
-        assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_008)]
-        file.pwrite([bytes(100_000)], end)
-        assert rebuilt(simulation, exact=False) == []
-        assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_000)]
-        assert file.size() == end
-        assert rebuilt(simulation) == []
-
-    simulate(main)
+async def test_zeros_and_a_torn_end_are_lost_and_cut(simulation: Simulation, /) -> None:
+    await a_log(simulation)
+    files = simulation.world(NODE).files
+    file = files.open(f"{ENTRIES}/{log_files.log_name(1)}")
+    end = file.size()
+    file.pwrite([bytes(100_000), b"\x00\x00\x10\x00torn"], end)
+    assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_008)]
+    file.pwrite([bytes(100_000)], end)
+    assert rebuilt(simulation, exact=False) == []
+    assert rebuilt(simulation) == [UnreadableLogRange(end, end + 100_000)]
+    assert file.size() == end
+    assert rebuilt(simulation) == []
 
 
-def test_payload_that_looks_like_records_is_no_record() -> None:
+async def test_payload_that_looks_like_records_is_no_record(simulation: Simulation, /) -> None:
     """Whoever writes payloads knows the format; only a whole record with its checksum counts, and ours is the outer."""
-
-    async def main(simulation: Simulation) -> None:
-        inner = payload(9, 9)
-        record = log_record(inner)
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, add(store, 1, 0, record * 3))
-        await simulation.spawn(NODE, add(store, 1, 1, b"behind"))
-        await simulation.spawn(NODE, store.close())
-        simulation.crash(NODE)
-        assert rebuilt(simulation) == []
-        assert list(places_of(simulation)) == [(1, 0), (1, 1)]
-        simulation.node(NODE).disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", entry_log.DATA_OFFSET + 20)
-        assert len(rebuilt(simulation)) == 1
-        assert list(places_of(simulation)) == [(1, 1)]
-
-    simulate(main)
+    inner = payload(9, 9)
+    record = log_record(inner)
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, add(store, 1, 0, record * 3))
+    await simulation.spawn(NODE, add(store, 1, 1, b"behind"))
+    await simulation.spawn(NODE, store.close())
+    simulation.crash(NODE)
+    assert rebuilt(simulation) == []
+    assert list(places_of(simulation)) == [(1, 0), (1, 1)]
+    simulation.node(NODE).disk.flip_bit(f"{ENTRIES}/{log_files.log_name(1)}", entry_log.DATA_OFFSET + 20)
+    assert len(rebuilt(simulation)) == 1
+    assert list(places_of(simulation)) == [(1, 1)]
 
 
-def test_an_empty_log_has_an_empty_index() -> None:
-    async def main(simulation: Simulation) -> None:
-        await a_log(simulation, rounds=1)
-        files = simulation.world(NODE).files
-        files.open(f"{ENTRIES}/{log_files.log_name(1)}").truncate(entry_log.DATA_OFFSET)
-        assert rebuilt(simulation) == []
-        assert log_files.read_groups(files, ENTRIES, 1, UUID, None) == []
-        assert files.open(f"{ENTRIES}/{log_files.index_name(1)}").size() == index.GROUP_HEADER_BYTES + 44
-
-    simulate(main)
+async def test_an_empty_log_has_an_empty_index(simulation: Simulation, /) -> None:
+    await a_log(simulation, rounds=1)
+    files = simulation.world(NODE).files
+    files.open(f"{ENTRIES}/{log_files.log_name(1)}").truncate(entry_log.DATA_OFFSET)
+    assert rebuilt(simulation) == []
+    assert log_files.read_groups(files, ENTRIES, 1, UUID, None) == []
+    assert files.open(f"{ENTRIES}/{log_files.index_name(1)}").size() == index.GROUP_HEADER_BYTES + 44

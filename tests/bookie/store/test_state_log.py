@@ -1,5 +1,6 @@
 """Tombstones, quarantine, limbo, drained logs: true at once, durable with a checkpoint, and what reads answer."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import NODE, add, open_store, payload, simulate
+
+pytestmark = pytest.mark.run_by.with_args(simulate)
 
 SPANS = st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 6))
 
@@ -108,47 +111,41 @@ async def _again(simulation: Simulation, store: Store) -> Store:
     return await open_store(simulation)
 
 
-def test_quarantined_miss_is_unknown_until_a_recovery_add_is_checkpointed() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
-        store.descriptors.quarantine(5, 2, 3)
-        for _ in range(2):
-            assert await _status(simulation, store, 5, 0) is Status.OK
-            assert await _status(simulation, store, 5, 1) is Status.NO_SUCH_ENTRY
-            assert await _status(simulation, store, 5, 2) is Status.UNKNOWN
-            store = await _again(simulation, store)
-        await simulation.spawn(NODE, add(store, 5, 2, payload(5, 2), recovery=True))
-        assert await _status(simulation, store, 5, 2) is Status.OK
-        assert store.descriptors.is_quarantined(5, 2), "its copy is in the journal alone"
+async def test_quarantined_miss_is_unknown_until_a_recovery_add_is_checkpointed(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
+    store.descriptors.quarantine(5, 2, 3)
+    for _ in range(2):
+        assert await _status(simulation, store, 5, 0) is Status.OK
+        assert await _status(simulation, store, 5, 1) is Status.NO_SUCH_ENTRY
+        assert await _status(simulation, store, 5, 2) is Status.UNKNOWN
         store = await _again(simulation, store)
-        assert await _status(simulation, store, 5, 2) is Status.OK
-        assert not store.descriptors.is_quarantined(5, 2)
-        assert await _status(simulation, store, 5, 3) is Status.UNKNOWN
+    await simulation.spawn(NODE, add(store, 5, 2, payload(5, 2), recovery=True))
+    assert await _status(simulation, store, 5, 2) is Status.OK
+    assert store.descriptors.is_quarantined(5, 2), "its copy is in the journal alone"
+    store = await _again(simulation, store)
+    assert await _status(simulation, store, 5, 2) is Status.OK
+    assert not store.descriptors.is_quarantined(5, 2)
+    assert await _status(simulation, store, 5, 3) is Status.UNKNOWN
 
-    simulate(main)
 
-
-def test_in_limbo_hits_are_served_and_misses_are_unknown() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
-        await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0)))
-        await simulation.spawn(NODE, store.delete([4]))
-        store.descriptors.enter_limbo(7)
-        for _ in range(2):
-            assert await _status(simulation, store, 5, 0) is Status.OK
-            assert await _status(simulation, store, 5, 1) is Status.UNKNOWN
-            assert await _status(simulation, store, 6, 0) is Status.UNKNOWN
-            assert store.read_lac(6).status is Status.UNKNOWN
-            assert await _status(simulation, store, 4, 0) is Status.NO_SUCH_LEDGER
-            assert await _status(simulation, store, 8, 0) is Status.NO_SUCH_LEDGER
-            assert store.read_lac(8).status is Status.NO_SUCH_LEDGER
-            assert await _status(simulation, store, 9, 1) is Status.NO_SUCH_ENTRY
-            store = await _again(simulation, store)
-        store.descriptors.leave_limbo()
+async def test_in_limbo_hits_are_served_and_misses_are_unknown(simulation: Simulation, /) -> None:
+    store = await open_store(simulation)
+    await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
+    await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0)))
+    await simulation.spawn(NODE, store.delete([4]))
+    store.descriptors.enter_limbo(7)
+    for _ in range(2):
+        assert await _status(simulation, store, 5, 0) is Status.OK
+        assert await _status(simulation, store, 5, 1) is Status.UNKNOWN
+        assert await _status(simulation, store, 6, 0) is Status.UNKNOWN
+        assert store.read_lac(6).status is Status.UNKNOWN
+        assert await _status(simulation, store, 4, 0) is Status.NO_SUCH_LEDGER
+        assert await _status(simulation, store, 8, 0) is Status.NO_SUCH_LEDGER
+        assert store.read_lac(8).status is Status.NO_SUCH_LEDGER
+        assert await _status(simulation, store, 9, 1) is Status.NO_SUCH_ENTRY
         store = await _again(simulation, store)
-        assert await _status(simulation, store, 6, 0) is Status.NO_SUCH_LEDGER
-        assert store.descriptors.fenced_upto == 7
-
-    simulate(main)
+    store.descriptors.leave_limbo()
+    store = await _again(simulation, store)
+    assert await _status(simulation, store, 6, 0) is Status.NO_SUCH_LEDGER
+    assert store.descriptors.fenced_upto == 7

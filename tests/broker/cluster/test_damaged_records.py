@@ -5,7 +5,6 @@ A damaged record may be any that there was, also of another path: nothing is dec
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MagnetarError, from_wire
 from magnetar.proto.states import TxnId
 from magnetar.runtime.network import rpc
-from tests.support.cluster import Cluster, TestProducer, cluster
+from tests.support.cluster import Cluster, TestProducer
 
 TOPIC = "persistent://public/default/t"
 OTHER = "persistent://public/default/other"
@@ -93,45 +92,43 @@ async def _ended(
     ids=["namespace", "topic", "coordinator", "all"],
 )  # fmt: skip
 async def test_who_asks_for_what_a_damaged_record_decides_is_told_and_all_goes_on_when_it_was_restored(
-    tmp_path: Path, damaged: list[str]
+    damaged: list[str], running: Cluster
 ) -> None:
-    async with cluster(tmp_path) as running:
-        txn = await _made(running)
-        async with records_damaged(running, *damaged) as bad:
-            await _restarted(running)
-            for topic, where in ((TOPIC, OF_TOPIC), (OTHER, NAMESPACE)):
-                if {NAMESPACE, OF_TOPIC} & set(damaged):
-                    with pytest.raises(DataLost, match="restore the metadata"):
-                        await _publish(running, topic)
-                else:
-                    await _publish(running, topic)
-                place = {"topic": TOPIC} if where == OF_TOPIC else {"namespace": "public/default"}
-                if where in damaged:
-                    with pytest.raises(DataLost, match=where):
-                        await _changes(running, **place)
-                else:
-                    await _changes(running, **place)
-            if COORDINATOR in damaged:
-                assert isinstance(await _ended(running, txn), DataLost), "neither committed nor aborted"
-                with pytest.raises(DataLost, match="coordinator"):
-                    await _call(running, "Transactions", "Begin", wire.BeginRequest(coordinator=NUMBER))
-            for path, value in bad.items():
-                found = await running.sessions[0].get(path)
-                assert found is not None
-                assert found.value == value, "nothing is written over it"
+    txn = await _made(running)
+    async with records_damaged(running, *damaged) as bad:
         await _restarted(running)
-        await _publish(running)
-        await _changes(running, topic=TOPIC)
-        assert await _ended(running, txn) == wire.COMMITTED
+        for topic, where in ((TOPIC, OF_TOPIC), (OTHER, NAMESPACE)):
+            if {NAMESPACE, OF_TOPIC} & set(damaged):
+                with pytest.raises(DataLost, match="restore the metadata"):
+                    await _publish(running, topic)
+            else:
+                await _publish(running, topic)
+            place = {"topic": TOPIC} if where == OF_TOPIC else {"namespace": "public/default"}
+            if where in damaged:
+                with pytest.raises(DataLost, match=where):
+                    await _changes(running, **place)
+            else:
+                await _changes(running, **place)
+        if COORDINATOR in damaged:
+            assert isinstance(await _ended(running, txn), DataLost), "neither committed nor aborted"
+            with pytest.raises(DataLost, match="coordinator"):
+                await _call(running, "Transactions", "Begin", wire.BeginRequest(coordinator=NUMBER))
+        for path, value in bad.items():
+            found = await running.sessions[0].get(path)
+            assert found is not None
+            assert found.value == value, "nothing is written over it"
+    await _restarted(running)
+    await _publish(running)
+    await _changes(running, topic=TOPIC)
+    assert await _ended(running, txn) == wire.COMMITTED
 
 
-async def test_a_broker_does_not_start_on_damaged_settings_of_all_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_broker_does_not_start_on_damaged_settings_of_all_and_says_what_to_do(running: Cluster) -> None:
     """It would keep and trim by others; those that run go on by what they know."""
-    async with cluster(tmp_path) as running:
-        await _made(running)
-        async with records_damaged(running, paths.BROKER_POLICIES):
-            with pytest.raises(DataLost) as told:
-                await running.add_broker()
-            assert "restore the metadata" in told.value.message
-            await _publish(running)
-        await running.add_broker()
+    await _made(running)
+    async with records_damaged(running, paths.BROKER_POLICIES):
+        with pytest.raises(DataLost) as told:
+            await running.add_broker()
+        assert "restore the metadata" in told.value.message
+        await _publish(running)
+    await running.add_broker()

@@ -4,7 +4,7 @@ the bundle can be taken and nothing acknowledged is lost."""
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,15 @@ from magnetar.proto.errors import SAYS_LAST, ConnectionLost, MagnetarError, NotF
 from magnetar.proto.names import TopicName
 from magnetar.proto.statistics import BrokerInfo
 from magnetar.runtime.network import Endpoint
+from tests.broker.node.test_failover import vanish
 from tests.broker.pulsar.raw import Raw
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path, brokers=0) as running:
+        yield running
 
 TOPIC = "persistent://public/default/t"
 
@@ -45,138 +52,133 @@ async def owner_of(running: Cluster, broker: Broker) -> tuple[OwnerRecord, int] 
     return await get_record(running.store.new_session(), path, OwnerRecord)
 
 
-async def test_a_drained_broker_names_the_next_one_to_its_clients_and_gets_nothing_any_more(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        producer = await TestProducer(running.world, first, TOPIC).opened()
-        consumer = await TestConsumer(running.world, first, TOPIC).ready()
-        assert await first.topic_manager.drain() == 0
-        for client in (producer, consumer):
-            with pytest.raises(NotOwner) as told:
-                await client.next("never")
-            assert told.value.fields["owner"] == str(second.endpoint)
-        found = await owner_of(running, first)
-        assert found is not None
-        assert (found[0].broker, found[0].assigned_by) == ("second", "first")
-        resumed = await TestProducer(running.world, second, TOPIC, name="q").opened()
-        await resumed.send(b"after")
-        assert (await owner_of(running, first) or found)[0] == OwnerRecord(
-            broker="second", endpoint=str(second.endpoint)
-        )
-        log: Any = second.topics[TOPIC].log
-        assert log._managed_ledger.recovered_ledgers == 0, "it was closed in order"
-        assert not first.topics
-        for number in range(8):
-            name = TopicName.parse(f"persistent://public/default/n{number}")
-            assert (await first.topic_manager.find_owner(name)).name == "second"
-        await first.topic_manager.end_drain()
+async def test_a_drained_broker_names_the_next_one_to_its_clients_and_gets_nothing_any_more(running: Cluster) -> None:
+    first, second = await two(running)
+    producer = await TestProducer(running.world, first, TOPIC).opened()
+    consumer = await TestConsumer(running.world, first, TOPIC).ready()
+    assert await first.topic_manager.drain() == 0
+    for client in (producer, consumer):
+        with pytest.raises(NotOwner) as told:
+            await client.next("never")
+        assert told.value.fields["owner"] == str(second.endpoint)
+    found = await owner_of(running, first)
+    assert found is not None
+    assert (found[0].broker, found[0].assigned_by) == ("second", "first")
+    resumed = await TestProducer(running.world, second, TOPIC, name="q").opened()
+    await resumed.send(b"after")
+    assert (await owner_of(running, first) or found)[0] == OwnerRecord(
+        broker="second", endpoint=str(second.endpoint)
+    )
+    log: Any = second.topics[TOPIC].log
+    assert log._managed_ledger.recovered_ledgers == 0, "it was closed in order"
+    assert not first.topics
+    for number in range(8):
+        name = TopicName.parse(f"persistent://public/default/n{number}")
+        assert (await first.topic_manager.find_owner(name)).name == "second"
+    await first.topic_manager.end_drain()
 
 
 async def test_what_arrives_while_a_topic_closes_is_answered_by_a_close_that_names_the_next_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        producer = await TestProducer(running.world, first, TOPIC).opened()
-        consumer = await TestConsumer(running.world, first, TOPIC, permits=1, initial_position=EARLIEST).ready()
-        before = await consumer.receive()
-        await producer.send(b"next")
-        topic = first.topics[TOPIC]
-        log: Any = topic.log
-        closed, may_close, real_close = asyncio.Event(), asyncio.Event(), log.close
+    first, second = await two(running)
+    producer = await TestProducer(running.world, first, TOPIC).opened()
+    consumer = await TestConsumer(running.world, first, TOPIC, permits=1, initial_position=EARLIEST).ready()
+    before = await consumer.receive()
+    await producer.send(b"next")
+    topic = first.topics[TOPIC]
+    log: Any = topic.log
+    closed, may_close, real_close = asyncio.Event(), asyncio.Event(), log.close
 
-        async def close() -> None:
-            await real_close()
-            closed.set()
-            await may_close.wait()
+    async def close() -> None:
+        await real_close()
+        closed.set()
+        await may_close.wait()
 
-        monkeypatch.setattr(log, "close", close)
-        draining = asyncio.create_task(first.topic_manager.drain())
-        await closed.wait()
-        producer.publish(b"too late")
-        consumer.permits(1)
-        await consumer.ack(before)
-        assert await producer.quiet(), "a refusal would have the client wait, and look the topic up"
-        assert await consumer.quiet(), "what is delivered now could not be acknowledged in time"
-        with pytest.raises(NotOwner) as told:
-            topic.check_open()
-        assert told.value.fields["owner"] == str(second.endpoint)
-        may_close.set()
-        assert await draining == 0
-        with pytest.raises(NotOwner) as told:
-            await producer.next("failed")
-        assert told.value.fields["owner"] == str(second.endpoint)
-        again = await TestConsumer(running.world, second, TOPIC).ready()
-        assert await again.receive_payloads(1) == [b"next"]
-        assert await again.quiet(), "what was acknowledged until the cursor was stored is not delivered again"
+    monkeypatch.setattr(log, "close", close)
+    draining = asyncio.create_task(first.topic_manager.drain())
+    await closed.wait()
+    producer.publish(b"too late")
+    consumer.permits(1)
+    await consumer.ack(before)
+    assert await producer.quiet(), "a refusal would have the client wait, and look the topic up"
+    assert await consumer.quiet(), "what is delivered now could not be acknowledged in time"
+    with pytest.raises(NotOwner) as told:
+        topic.check_open()
+    assert told.value.fields["owner"] == str(second.endpoint)
+    may_close.set()
+    assert await draining == 0
+    with pytest.raises(NotOwner) as told:
+        await producer.next("failed")
+    assert told.value.fields["owner"] == str(second.endpoint)
+    again = await TestConsumer(running.world, second, TOPIC).ready()
+    assert await again.receive_payloads(1) == [b"next"]
+    assert await again.quiet(), "what was acknowledged until the cursor was stored is not delivered again"
 
 
-async def test_acknowledgements_on_their_way_while_a_topic_moves_count(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        producer = await TestProducer(running.world, first, TOPIC).opened()
-        await producer.send(b"1")
-        await producer.send(b"2")
-        consumer = await TestConsumer(running.world, first, TOPIC, initial_position=EARLIEST, says_last=True).ready()
-        deliveries = [await consumer.receive() for _ in range(3)]
-        draining = asyncio.create_task(first.topic_manager.drain())
-        with pytest.raises(NotOwner) as told:
-            await consumer.next("never")
-        assert (told.value.fields["owner"], told.value.fields[SAYS_LAST]) == (str(second.endpoint), "yes")
-        consumer.items.clear()
-        again = TestConsumer(running.world, second, TOPIC)
-        consumer.frame(ack=ack_of(deliveries[0]))
-        await asyncio.sleep(LAST_ACKS_S / 4)
-        consumer.frame(ack=ack_of(deliveries[1]))
-        consumer.frame(close=1)
-        assert await draining == 0
-        await again.ready()
-        assert await again.receive_payloads(1) == [b"2"]
-        assert await again.quiet()
+async def test_acknowledgements_on_their_way_while_a_topic_moves_count(running: Cluster) -> None:
+    first, second = await two(running)
+    producer = await TestProducer(running.world, first, TOPIC).opened()
+    await producer.send(b"1")
+    await producer.send(b"2")
+    consumer = await TestConsumer(running.world, first, TOPIC, initial_position=EARLIEST, says_last=True).ready()
+    deliveries = [await consumer.receive() for _ in range(3)]
+    draining = asyncio.create_task(first.topic_manager.drain())
+    with pytest.raises(NotOwner) as told:
+        await consumer.next("never")
+    assert (told.value.fields["owner"], told.value.fields[SAYS_LAST]) == (str(second.endpoint), "yes")
+    consumer.items.clear()
+    again = TestConsumer(running.world, second, TOPIC)
+    consumer.frame(ack=ack_of(deliveries[0]))
+    await asyncio.sleep(LAST_ACKS_S / 4)
+    consumer.frame(ack=ack_of(deliveries[1]))
+    consumer.frame(close=1)
+    assert await draining == 0
+    await again.ready()
+    assert await again.receive_payloads(1) == [b"2"]
+    assert await again.quiet()
 
 
 async def test_what_a_program_acknowledged_is_stored_before_its_consumer_subscribes_at_the_next_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        client = magnetar.Client(f"magnetar://{first.endpoint}")
-        try:
-            consumer = await client.subscribe(
-                TOPIC, "s", magnetar.ConsumerType.Shared, initial_position=magnetar.InitialPosition.Earliest
-            )
-            monkeypatch.setattr(Attachment, "reopen", lambda attachment, after_s: None)
-            await consumer.acknowledge(await consumer.receive())
-            assert await first.topic_manager.drain() == 0
-            other = await TestConsumer(running.world, second, TOPIC, initial_position=EARLIEST).ready()
-            assert await other.quiet(), "it is delivered to another consumer of a shared subscription"
-        finally:
-            await client.close()
+    first, second = await two(running)
+    client = magnetar.Client(f"magnetar://{first.endpoint}")
+    try:
+        consumer = await client.subscribe(
+            TOPIC, "s", magnetar.ConsumerType.Shared, initial_position=magnetar.InitialPosition.Earliest
+        )
+        monkeypatch.setattr(Attachment, "reopen", lambda attachment, after_s: None)
+        await consumer.acknowledge(await consumer.receive())
+        assert await first.topic_manager.drain() == 0
+        other = await TestConsumer(running.world, second, TOPIC, initial_position=EARLIEST).ready()
+        assert await other.quiet(), "it is delivered to another consumer of a shared subscription"
+    finally:
+        await client.close()
 
 
 @pytest.mark.parametrize("says_last", [True, False], ids=["one that hangs", "of an older client"])
 async def test_a_consumer_that_does_not_say_its_last_holds_a_move_up_for_a_moment_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, says_last: bool
+    monkeypatch: pytest.MonkeyPatch, running: Cluster, *, says_last: bool
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, _ = await two(running)
-        consumer = await TestConsumer(running.world, first, TOPIC, says_last=says_last).ready()
-        waits: list[float | None] = []
-        real_wait = asyncio.wait
+    first, _ = await two(running)
+    consumer = await TestConsumer(running.world, first, TOPIC, says_last=says_last).ready()
+    waits: list[float | None] = []
+    real_wait = asyncio.wait
 
-        async def wait(fs: Any, *, timeout: float | None = None, **options: Any) -> Any:
-            if timeout == LAST_ACKS_S:
-                waits.append(timeout)
-            return await real_wait(fs, timeout=timeout, **options)
+    async def wait(fs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+        if timeout == LAST_ACKS_S:
+            waits.append(timeout)
+        return await real_wait(fs, timeout=timeout, **options)
 
-        monkeypatch.setattr(asyncio, "wait", wait)
-        assert await first.topic_manager.drain() == 0
-        assert len(waits) == int(says_last)
-        with pytest.raises(NotOwner) as told:
-            await consumer.next("never")
-        assert (SAYS_LAST in told.value.fields) is says_last
-        await consumer.quiet()
-        assert [item.WhichOneof("kind") for item in consumer.items] == ["closed"], "it is told once"
+    monkeypatch.setattr(asyncio, "wait", wait)
+    assert await first.topic_manager.drain() == 0
+    assert len(waits) == int(says_last)
+    with pytest.raises(NotOwner) as told:
+        await consumer.next("never")
+    assert (SAYS_LAST in told.value.fields) is says_last
+    await consumer.quiet()
+    assert [item.WhichOneof("kind") for item in consumer.items] == ["closed"], "it is told once"
 
 
 async def test_a_connection_that_breaks_ends_the_wait_for_its_last_acknowledgements(
@@ -199,166 +201,159 @@ def ack_of(delivery: wire.Delivery) -> wire.Ack:
 
 
 async def test_who_opens_a_topic_that_moves_meanwhile_is_told_its_next_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        await first.topic_manager.unload_topic(TopicName.parse(TOPIC))
-        opening, may_open, real_open = asyncio.Event(), asyncio.Event(), Topic.open
+    first, second = await two(running)
+    await first.topic_manager.unload_topic(TopicName.parse(TOPIC))
+    opening, may_open, real_open = asyncio.Event(), asyncio.Event(), Topic.open
 
-        async def wait_and_open(topic: Topic, *create: Any) -> None:
-            opening.set()
-            await may_open.wait()
-            await real_open(topic, *create)
+    async def wait_and_open(topic: Topic, *create: Any) -> None:
+        opening.set()
+        await may_open.wait()
+        await real_open(topic, *create)
 
-        monkeypatch.setattr(Topic, "open", wait_and_open)
-        producer = TestProducer(running.world, first, TOPIC)
-        await opening.wait()
-        assert await first.topic_manager.drain() == 0
-        may_open.set()
-        with pytest.raises(NotOwner) as told:
-            await producer.opened()
-        assert told.value.fields["owner"] == str(second.endpoint)
-
-
-async def test_a_broker_that_has_stopped_still_names_the_next_owner(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        name, manager = TopicName.parse(TOPIC), first.topic_manager
-        assert await manager.drain() == 0
-        await manager.close()  # its streams are open still
-        assert (await manager.find_owner(name)).endpoint == str(second.endpoint)
-        with pytest.raises(NotOwner) as told:
-            await TestProducer(running.world, first, TOPIC).opened()
-        assert told.value.fields["owner"] == str(second.endpoint)
-        with pytest.raises(Unavailable):
-            await manager.find_owner(TopicName.parse("persistent://public/default/other"))
+    monkeypatch.setattr(Topic, "open", wait_and_open)
+    producer = TestProducer(running.world, first, TOPIC)
+    await opening.wait()
+    assert await first.topic_manager.drain() == 0
+    may_open.set()
+    with pytest.raises(NotOwner) as told:
+        await producer.opened()
+    assert told.value.fields["owner"] == str(second.endpoint)
 
 
-async def test_a_bundle_has_one_owner_at_each_step_of_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, _ = await two(running)
-        ownership = first.topic_manager._open().ownership
-        (path,) = ownership.owned_paths
-        steps: list[tuple[str, bool, str, bool]] = []
-        real_write, real_unload = ownership._write_owner, first.topic_manager._unload
-
-        async def note(step: str) -> None:
-            found = await owner_of(running, first)
-            assert found is not None
-            steps.append((step, ownership.is_owned(path), found[0].broker, bool(found[0].assigned_by)))
-
-        async def unload(*args: Any) -> None:
-            await note("before the close")
-            await real_unload(*args)
-            await note("after the close")
-
-        async def write(*args: Any) -> bool:
-            written = await real_write(*args)
-            await note("after the commit")
-            return written
-
-        await note("before the move")
-        monkeypatch.setattr(first.topic_manager, "_unload", unload)
-        monkeypatch.setattr(ownership, "_write_owner", write)
-        assert await first.topic_manager.drain() == 0
-        assert steps == [
-            ("before the move", True, "first", False), ("before the close", False, "first", False),
-            ("after the close", False, "first", False), ("after the commit", False, "second", True),
-        ]  # fmt: skip
+async def test_a_broker_that_has_stopped_still_names_the_next_owner(running: Cluster) -> None:
+    first, second = await two(running)
+    name, manager = TopicName.parse(TOPIC), first.topic_manager
+    assert await manager.drain() == 0
+    await manager.close()  # its streams are open still
+    assert (await manager.find_owner(name)).endpoint == str(second.endpoint)
+    with pytest.raises(NotOwner) as told:
+        await TestProducer(running.world, first, TOPIC).opened()
+    assert told.value.fields["owner"] == str(second.endpoint)
+    with pytest.raises(Unavailable):
+        await manager.find_owner(TopicName.parse("persistent://public/default/other"))
 
 
-async def test_drains_that_meet_leave_each_topic_with_one_owner(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        assert await asyncio.gather(first.topic_manager.drain(), first.topic_manager.drain()) == [0, 0]
-        assert await until_served(running, first) is second
-        await first.topic_manager.end_drain()
-        left = await asyncio.gather(first.topic_manager.drain(), second.topic_manager.drain())
-        owner = await until_served(running, second)
-        assert sum(left) <= 1, "nobody else may have it: the one that has it keeps it"
-        assert sum(TOPIC in broker.topics for broker in (first, second)) == 1
-        assert TOPIC in owner.topics
-        assert await owner.topic_manager.drain() == 1
-        producer = await TestProducer(running.world, owner, TOPIC, name="last").opened()
-        await producer.send(b"the last broker serves on")
+async def test_a_bundle_has_one_owner_at_each_step_of_a_move(monkeypatch: pytest.MonkeyPatch, running: Cluster) -> None:
+    first, _ = await two(running)
+    ownership = first.topic_manager._open().ownership
+    (path,) = ownership.owned_paths
+    steps: list[tuple[str, bool, str, bool]] = []
+    real_write, real_unload = ownership._write_owner, first.topic_manager._unload
+
+    async def note(step: str) -> None:
+        found = await owner_of(running, first)
+        assert found is not None
+        steps.append((step, ownership.is_owned(path), found[0].broker, bool(found[0].assigned_by)))
+
+    async def unload(*args: Any) -> None:
+        await note("before the close")
+        await real_unload(*args)
+        await note("after the close")
+
+    async def write(*args: Any) -> bool:
+        written = await real_write(*args)
+        await note("after the commit")
+        return written
+
+    await note("before the move")
+    monkeypatch.setattr(first.topic_manager, "_unload", unload)
+    monkeypatch.setattr(ownership, "_write_owner", write)
+    assert await first.topic_manager.drain() == 0
+    assert steps == [
+        ("before the move", True, "first", False), ("before the close", False, "first", False),
+        ("after the close", False, "first", False), ("after the commit", False, "second", True),
+    ]  # fmt: skip
+
+
+async def test_drains_that_meet_leave_each_topic_with_one_owner(running: Cluster) -> None:
+    first, second = await two(running)
+    assert await asyncio.gather(first.topic_manager.drain(), first.topic_manager.drain()) == [0, 0]
+    assert await until_served(running, first) is second
+    await first.topic_manager.end_drain()
+    left = await asyncio.gather(first.topic_manager.drain(), second.topic_manager.drain())
+    owner = await until_served(running, second)
+    assert sum(left) <= 1, "nobody else may have it: the one that has it keeps it"
+    assert sum(TOPIC in broker.topics for broker in (first, second)) == 1
+    assert TOPIC in owner.topics
+    assert await owner.topic_manager.drain() == 1
+    producer = await TestProducer(running.world, owner, TOPIC, name="last").opened()
+    await producer.send(b"the last broker serves on")
 
 
 async def test_a_drain_that_is_ended_half_way_gives_away_what_it_has_begun_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        real_unload = first.topic_manager._unload
+    first, second = await two(running)
+    real_unload = first.topic_manager._unload
 
-        async def unload(*args: Any) -> None:
-            await first.topic_manager.end_drain()
-            await real_unload(*args)
+    async def unload(*args: Any) -> None:
+        await first.topic_manager.end_drain()
+        await real_unload(*args)
 
-        monkeypatch.setattr(first.topic_manager, "_unload", unload)
-        assert await first.topic_manager.drain() == 0
-        assert await until_served(running, first) is second
-        assert first.topic_manager.own_broker_record is not None
-        assert not first.topic_manager.own_broker_record.draining
-        assert await second.topic_manager.drain() == 0
-        assert await until_served(running, second) is first
-
-
-async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running, pulsar_listen=Endpoint("127.0.0.1", 0))
-        assert first._pulsar is not None
-        raw = await Raw.connected(running.world, first._pulsar.endpoint)
-        await raw.open_producer(topic=TOPIC)
-        await raw.subscribe(2, topic=TOPIC)
-        assert await first.topic_manager.drain() == 0
-        for command in ("close_consumer", "close_producer"):
-            told = await raw.next(command)
-            assert [told.assignedBrokerServiceUrl] == list(second.pulsar_urls[""])
-            assert not told.assignedBrokerServiceUrlTls
+    monkeypatch.setattr(first.topic_manager, "_unload", unload)
+    assert await first.topic_manager.drain() == 0
+    assert await until_served(running, first) is second
+    assert first.topic_manager.own_broker_record is not None
+    assert not first.topic_manager.own_broker_record.draining
+    assert await second.topic_manager.drain() == 0
+    assert await until_served(running, second) is first
 
 
-async def test_a_program_publishes_and_consumes_over_moves_without_an_error_and_in_order(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        brokers = await two(running)
-        client = magnetar.Client(f"magnetar://{brokers[1].endpoint}")
-        gaps: list[float] = []
-        received: list[bytes] = []
+async def test_a_close_on_pulsars_protocol_has_the_address_of_the_next_broker(running: Cluster) -> None:
+    first, second = await two(running, pulsar_listen=Endpoint("127.0.0.1", 0))
+    assert first._pulsar is not None
+    raw = await Raw.connected(running.world, first._pulsar.endpoint)
+    await raw.open_producer(topic=TOPIC)
+    await raw.subscribe(2, topic=TOPIC)
+    assert await first.topic_manager.drain() == 0
+    for command in ("close_consumer", "close_producer"):
+        told = await raw.next(command)
+        assert [told.assignedBrokerServiceUrl] == list(second.pulsar_urls[""])
+        assert not told.assignedBrokerServiceUrlTls
 
-        async def consume() -> None:
-            while not received or received[-1] != b"end":
-                message = await consumer.receive()
-                received.append(message.data())
-                await consumer.acknowledge(message)
 
-        try:
-            consumer = await client.subscribe(TOPIC, "s")
-            producer = await client.create_producer(TOPIC)
-            consuming = asyncio.create_task(consume())
-            sent, last, moves = 0, time.monotonic(), 0
-            end_s = time.monotonic() + 3
-            moving: asyncio.Task[int] | None = None
-            while moves < 3 or time.monotonic() < end_s:
-                await producer.send(b"%d" % sent)
-                now = time.monotonic()
-                gaps.append(now - last)
-                last, sent = now, sent + 1
-                if sent % 100 == 0 and (moving is None or moving.done()):
-                    if moving is not None:
-                        assert await moving == 0
-                        await brokers[(moves - 1) % 2].topic_manager.end_drain()
-                    moving = asyncio.create_task(brokers[moves % 2].topic_manager.drain())
-                    moves += 1
-            assert moving is not None
-            await moving
-            await brokers[(moves - 1) % 2].topic_manager.end_drain()
-            await producer.send(b"end")
-            await consuming
-            assert moves >= 3
-            assert received == [b"%d" % number for number in range(sent)] + [b"end"], "none comes again either"
-            print(f"{moves} moves, {sent} messages, the longest gap {1000 * max(gaps):.0f} ms")
-        finally:
-            await client.close()
+async def test_a_program_publishes_and_consumes_over_moves_without_an_error_and_in_order(running: Cluster) -> None:
+    brokers = await two(running)
+    client = magnetar.Client(f"magnetar://{brokers[1].endpoint}")
+    gaps: list[float] = []
+    received: list[bytes] = []
+
+    async def consume() -> None:
+        while not received or received[-1] != b"end":
+            message = await consumer.receive()
+            received.append(message.data())
+            await consumer.acknowledge(message)
+
+    try:
+        consumer = await client.subscribe(TOPIC, "s")
+        producer = await client.create_producer(TOPIC)
+        consuming = asyncio.create_task(consume())
+        sent, last, moves = 0, time.monotonic(), 0
+        end_s = time.monotonic() + 3
+        moving: asyncio.Task[int] | None = None
+        while moves < 3 or time.monotonic() < end_s:
+            await producer.send(b"%d" % sent)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last, sent = now, sent + 1
+            if sent % 100 == 0 and (moving is None or moving.done()):
+                if moving is not None:
+                    assert await moving == 0
+                    await brokers[(moves - 1) % 2].topic_manager.end_drain()
+                moving = asyncio.create_task(brokers[moves % 2].topic_manager.drain())
+                moves += 1
+        assert moving is not None
+        await moving
+        await brokers[(moves - 1) % 2].topic_manager.end_drain()
+        await producer.send(b"end")
+        await consuming
+        assert moves >= 3
+        assert received == [b"%d" % number for number in range(sent)] + [b"end"], "none comes again either"
+        print(f"{moves} moves, {sent} messages, the longest gap {1000 * max(gaps):.0f} ms")
+    finally:
+        await client.close()
 
 
 async def told_of(running: Cluster, asked: Broker, name: str, wanted: Callable[[BrokerInfo], bool]) -> BrokerInfo:
@@ -424,61 +419,52 @@ async def test_a_broker_with_a_random_name_finds_its_order_again_by_its_address(
             await told_of(running, two, again.name, lambda found: not found.draining)
 
 
-async def vanish(running: Cluster, broker: Broker) -> None:
-    """As after kill -9: nobody answers any more, and the session ends by its time-out."""
-    number = running.brokers.index(broker)
-    assert broker._serving is not None
-    await broker._serving.close()
-    running.sessions[number].abandon()
-
-
 STEPS = ("owned no more", "topics closed", "committed")
 
 
 @pytest.mark.parametrize("who", ["first", "second", "both"])
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_move_that_a_kill_interrupts_leaves_a_bundle_that_can_be_taken(
-    tmp_path: Path, who: str, step: str, monkeypatch: pytest.MonkeyPatch
+    who: str, step: str, monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=0) as running:
-        first, second = await two(running)
-        third = await running.add_broker(name="third", share_group="all")
-        session = first.topic_manager._open()
-        ownership = session.ownership
-        await third.topic_manager._open().ownership.set_draining(True)  # the heir is the second
-        (path,) = ownership.owned_paths
-        real_write, real_unload = ownership._write_owner, first.topic_manager._unload
+    first, second = await two(running)
+    third = await running.add_broker(name="third", share_group="all")
+    session = first.topic_manager._open()
+    ownership = session.ownership
+    await third.topic_manager._open().ownership.set_draining(True)  # the heir is the second
+    (path,) = ownership.owned_paths
+    real_write, real_unload = ownership._write_owner, first.topic_manager._unload
 
-        async def kill(at: str) -> None:
-            if at != step:
-                return
-            for broker in (first, second):
-                if who in (broker.name, "both"):
-                    await vanish(running, broker)
-            if who != "second":
-                raise ConnectionLost("this process is dead, and does nothing more")
+    async def kill(at: str) -> None:
+        if at != step:
+            return
+        for broker in (first, second):
+            if who in (broker.name, "both"):
+                await vanish(running, broker)
+        if who != "second":
+            raise ConnectionLost("this process is dead, and does nothing more")
 
-        async def unload(*args: Any) -> None:
-            await kill("owned no more")
-            await real_unload(*args)
+    async def unload(*args: Any) -> None:
+        await kill("owned no more")
+        await real_unload(*args)
 
-        async def write(*args: Any) -> bool:
-            await kill("topics closed")
-            found = await real_write(*args)
-            await kill("committed")
-            return found
+    async def write(*args: Any) -> bool:
+        await kill("topics closed")
+        found = await real_write(*args)
+        await kill("committed")
+        return found
 
-        monkeypatch.setattr(first.topic_manager, "_unload", unload)
-        monkeypatch.setattr(ownership, "_write_owner", write)
-        with contextlib.suppress(ConnectionLost):
-            await first.topic_manager._move(session, path)
-        monkeypatch.setattr(first.topic_manager, "_unload", real_unload)
-        monkeypatch.setattr(ownership, "_write_owner", real_write)
-        await third.topic_manager.end_drain()
-        owner = await until_served(running, third)
-        assert owner.name in {"first": ("second", "third"), "second": ("first", "third"), "both": ("third",)}[who]
-        consumer = await TestConsumer(running.world, owner, TOPIC, initial_position=EARLIEST).ready()
-        assert await consumer.receive_payloads(1) == [b"before"]
+    monkeypatch.setattr(first.topic_manager, "_unload", unload)
+    monkeypatch.setattr(ownership, "_write_owner", write)
+    with contextlib.suppress(ConnectionLost):
+        await first.topic_manager._move(session, path)
+    monkeypatch.setattr(first.topic_manager, "_unload", real_unload)
+    monkeypatch.setattr(ownership, "_write_owner", real_write)
+    await third.topic_manager.end_drain()
+    owner = await until_served(running, third)
+    assert owner.name in {"first": ("second", "third"), "second": ("first", "third"), "both": ("third",)}[who]
+    consumer = await TestConsumer(running.world, owner, TOPIC, initial_position=EARLIEST).ready()
+    assert await consumer.receive_payloads(1) == [b"before"]
 
 
 EARLIEST = 1

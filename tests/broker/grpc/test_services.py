@@ -143,14 +143,6 @@ async def test_a_fencing_producer_ends_the_others_for_good(deployment: Deploymen
     assert (await second.send(b"mine")).index == 0
 
 
-async def test_the_same_producer_replaces_its_own_old_connection_and_nobody_else(deployment: Deployment) -> None:
-    await deployment.producer(instance="one")
-    with pytest.raises(ProducerBusy):
-        await deployment.producer(instance="two")
-    again = await deployment.producer(instance="one")
-    assert (await again.send(b"x")).index == 0
-
-
 # ------------------------------------------------------------------------------------------------ consume
 async def test_an_exclusive_subscription_refuses_a_second_consumer_and_another_type(deployment: Deployment) -> None:
     await deployment.consumer()
@@ -160,25 +152,6 @@ async def test_an_exclusive_subscription_refuses_a_second_consumer_and_another_t
         await deployment.consumer(type=SHARED)
     with pytest.raises(NotAllowed, match="is durable"):
         await deployment.consumer(type=wire.Subscribe.FAILOVER, durable=False)
-
-
-async def test_a_subscription_begins_where_it_is_asked_to(deployment: Deployment) -> None:
-    producer = await deployment.filled(3)
-    early = await deployment.consumer(subscription="early", initial_position=EARLIEST)
-    late = await deployment.consumer(subscription="late")
-    await producer.send(b"new")
-    assert await early.receive_payloads(4) == [b"0", b"1", b"2", b"new"]
-    assert await late.receive_payloads(1) == [b"new"]
-
-
-async def test_no_more_is_sent_than_permits_allow(deployment: Deployment) -> None:
-    await deployment.filled(5)
-    consumer = await deployment.consumer(initial_position=EARLIEST, permits=2)
-    assert await consumer.receive_payloads(2) == [b"0", b"1"]
-    assert await consumer.quiet()
-    consumer.permits(1)
-    assert await consumer.receive_payloads(1) == [b"2"]
-    assert await consumer.quiet()
 
 
 async def test_a_shared_subscription_takes_no_cumulative_ack(deployment: Deployment) -> None:
@@ -507,28 +480,6 @@ async def test_t10_limits_of_tenants_namespaces_and_topics(deployment: Deploymen
         await deployment.admin("ChangePolicies", wire.ChangePoliciesRequest(topic="acme/ns/parted", set=policies))
 
 
-async def test_topics_are_listed_grown_and_deleted(deployment: Deployment) -> None:
-    await deployment.admin("CreateTopic", wire.TopicSpec(name="one"))
-    await deployment.admin("CreateTopic", wire.TopicSpec(name="many", partitions=2))
-    with pytest.raises(AlreadyExists):
-        await deployment.admin("CreateTopic", wire.TopicSpec(name="many"))
-    listed = await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default"))
-    assert [name.rpartition("/")[2] for name in listed.names] == ["many", "one"]
-    await deployment.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=3))
-    with pytest.raises(InvalidRequest):
-        await deployment.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=1))
-    listed = await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default", partitions=True))
-    assert len(listed.names) == 4
-    producer = await deployment.producer("one")
-    with pytest.raises(Busy):
-        await deployment.admin("DeleteTopic", wire.DeleteRequest(name="one"))
-    await producer.close()
-    await deployment.admin("DeleteTopic", wire.DeleteRequest(name="one", force=True))
-    await deployment.admin("DeleteTopic", wire.DeleteRequest(name="many"))
-    assert not (await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default"))).names
-    assert not await deployment.running.sessions[0].children("/ledgers")
-
-
 async def test_a_topic_is_not_loaded_again_while_its_record_goes(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,21 +499,6 @@ async def test_a_topic_is_not_loaded_again_while_its_record_goes(
     assert (await (await deployment.producer()).send(b"of the next topic")).index == 0
 
 
-async def test_statistics_say_what_is_there(deployment: Deployment) -> None:
-    await deployment.filled(3, batch=2)
-    consumer = await deployment.consumer(initial_position=EARLIEST, permits=2)
-    await consumer.receive()
-    stats = await deployment.admin("TopicStats", wire.Name(name=TOPIC))
-    assert (stats.messages_in, stats.end_index, stats.subscriptions[0].backlog) == (6, 6, 6)
-    assert stats.subscriptions[0].blocked == "no consumer has permits left"
-    assert stats.producers[0].last_sequence_id == 5
-    internal = await deployment.admin("TopicInternalStats", wire.Name(name=TOPIC))
-    assert [(each.entries, each.state) for each in internal.ledgers] == [(3, "open")]
-    assert list(internal.ledgers[0].bookies) == [deployment.running.bookies[0].id]
-    with pytest.raises(TopicNotFound):
-        await deployment.admin("TopicStats", wire.Name(name="nothing"))
-
-
 async def test_a_terminated_topic_is_read_and_not_written(deployment: Deployment) -> None:
     producer = await deployment.filled(2)
     last = await deployment.admin("TerminateTopic", wire.Name(name=TOPIC))
@@ -574,32 +510,6 @@ async def test_a_terminated_topic_is_read_and_not_written(deployment: Deployment
     assert await consumer.receive_payloads(2) == [b"0", b"1"]
     with pytest.raises(TopicTerminated, match="it can be read and not written"):
         await deployment.producer(name="q")
-
-
-async def test_subscriptions_are_made_reset_skipped_peeked_and_removed(deployment: Deployment) -> None:
-    await deployment.filled(5, batch=2)
-    early = wire.MessageId(ledger_id=-1, entry_id=-1, batch_index=-1)
-    await deployment.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="a", position=early))
-    with pytest.raises(AlreadyExists):
-        await deployment.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="a"))
-    peeked = await deployment.admin("PeekMessages", wire.PeekMessagesRequest(topic=TOPIC, name="a", messages=3))
-    assert [payloads_of(each.entry) for each in peeked.entries] == [[b"0", b"1"], [b"2", b"3"]]
-    await deployment.admin("SkipMessages", wire.SkipMessagesRequest(topic=TOPIC, name="a", messages=3))
-    peeked = await deployment.admin("PeekMessages", wire.PeekMessagesRequest(topic=TOPIC, name="a", messages=1))
-    assert list(peeked.entries[0].acked_batch_indexes) == [0]
-    await deployment.admin("SkipMessages", wire.SkipMessagesRequest(topic=TOPIC, name="a", messages=-1))
-    assert (await deployment.admin("TopicStats", wire.Name(name=TOPIC))).subscriptions[0].backlog == 0
-    await deployment.admin("ResetSubscription", wire.ResetSubscriptionRequest(topic=TOPIC, name="a", publish_time_ms=1))
-    assert (await deployment.admin("TopicStats", wire.Name(name=TOPIC))).subscriptions[0].backlog == 10
-    consumer = await deployment.consumer(subscription="a")
-    with pytest.raises(Busy):
-        await deployment.admin("DeleteSubscription", wire.DeleteSubscriptionRequest(topic=TOPIC, name="a"))
-    await deployment.admin("DeleteSubscription", wire.DeleteSubscriptionRequest(topic=TOPIC, name="a", force=True))
-    with pytest.raises(SubscriptionNotFound):
-        await consumer.receive_payloads(11)
-    brokers = await deployment.admin("ListBrokers")
-    assert [(each.name, each.topics) for each in brokers.brokers] == [(deployment.broker.name, 1)]
-    assert [each.id for each in (await deployment.admin("ListBookies")).bookies] == [deployment.running.bookies[0].id]
 
 
 async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_changed_it(tmp_path: Path) -> None:

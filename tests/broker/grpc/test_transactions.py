@@ -106,29 +106,6 @@ async def client(running: Cluster) -> AsyncIterator[Client]:
     await found.channel.close()
 
 
-async def test_a_commit_reaches_every_topic_that_joined(client: Client, settled: Settled) -> None:
-    topics = [TOPIC + str(number) for number in range(3)]
-    txn = await client.begin()
-    for topic in topics:
-        await client.make_topic(topic)
-        assert await client.join(txn, topic) is TxnState.OPEN
-    assert await client.end(txn, "COMMIT", *topics, visible=True) is TxnState.COMMITTED
-    assert sorted(settled.of(txn)) == [(topic, True) for topic in topics]
-    assert await client.status(txn) is TxnState.COMMITTED
-    assert await client.end(txn, "COMMIT", *topics) is TxnState.COMMITTED, "a repeated commit gets the same answer"
-
-
-async def test_an_abort_reaches_every_topic_that_joined(client: Client, settled: Settled) -> None:
-    await client.make_topic()
-    txn = await client.begin()
-    await client.join(txn)
-    assert await client.end(txn, "ABORT", visible=True) is TxnState.ABORTED
-    assert settled.of(txn) == [(TOPIC, False)]
-    with pytest.raises(TransactionAborted):
-        await client.end(txn)
-    assert await client.join(txn) is TxnState.ABORTED, "a late send is refused"
-
-
 async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Client, settled: Settled) -> None:
     """Here, and over the network: a topic that was loaded does not depend on what is pushed to it."""
     await client.make_topic()
@@ -142,14 +119,6 @@ async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Cl
     settled.failing = 0
     assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
     assert await coordinators.join(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
-
-
-async def test_a_topic_that_fails_is_told_again(client: Client, settled: Settled) -> None:
-    await client.make_topic()
-    txn, settled.failing = await client.begin(), 3
-    await client.join(txn)
-    assert await client.end(txn, "COMMIT", visible=True) is TxnState.COMMITTED
-    assert settled.of(txn) == [(TOPIC, True)]
 
 
 async def test_a_topic_that_is_gone_has_nothing_to_settle(client: Client, settled: Settled) -> None:
@@ -224,16 +193,6 @@ async def test_a_broker_without_transactions_loads_nothing(client: Client) -> No
     assert client.broker.topic_manager.transactions.loaded_coordinators == []
     with pytest.raises(NotFound):
         await client.call("Find", wire.FindCoordinator(coordinator=16))
-
-
-async def test_the_operator_sees_and_aborts_what_is_open(client: Client) -> None:
-    txn = await client.begin(name="app")
-    await client.join(txn)
-    found = await client.call("ListTransactions", wire.ListTransactionsRequest(), "Admin")
-    assert (found.open, found.items[0].name, list(found.items[0].topics)) == (1, "app", [TOPIC])
-    await client.call("AbortTransaction", _wire(txn), "Admin")
-    with pytest.raises(MagnetarError, match="admin"):
-        await client.end(txn)
 
 
 async def test_the_admin_client_lists_shows_and_aborts_and_loads_nothing_for_a_question(client: Client) -> None:

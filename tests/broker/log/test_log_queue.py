@@ -39,21 +39,6 @@ def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
     assert [item(each) for each in queue.take_confirmed(5)] == ["c"]
 
 
-def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order() -> None:
-    queue: LogQueue[QueuedPublish] = LogQueue(0)
-    queue.start_ledger(7)
-    for text in "abc":
-        add(queue, text)
-    sent(queue)
-    queue.on_ledger_stopped()
-    add(queue, "d")
-    assert not sent(queue)
-    assert [item(each) for each in queue.end_ledger(0)] == ["a"]
-    queue.start_ledger(8)
-    again = [(item(each), each.entry, each.index) for each in sent(queue)]
-    assert again == [("b", 0, 1), ("c", 1, 2), ("d", 2, 3)]
-
-
 def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
     queue: LogQueue[QueuedPublish] = LogQueue(0)
     queue.start_ledger(7)

@@ -49,77 +49,75 @@ def _admin(running: Cluster) -> AdminClient:
     return AdminClient(f"pulsar://{running.brokers[-1].endpoint}")
 
 
-async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everything_goes_on(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker, world = running.brokers[0], running.world
-        earliest = wire.Subscribe.EARLIEST
-        acked = await TestConsumer(world, broker, TOPIC, initial_position=earliest, subscription="half").ready()
-        assert await _publish(running, *range(4)) == [0, 1, 2, 3]
-        await acked.ack(await acked.receive())
-        await acked.leave()
+async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everything_goes_on(running: Cluster) -> None:
+    broker, world = running.brokers[0], running.world
+    earliest = wire.Subscribe.EARLIEST
+    acked = await TestConsumer(world, broker, TOPIC, initial_position=earliest, subscription="half").ready()
+    assert await _publish(running, *range(4)) == [0, 1, 2, 3]
+    await acked.ack(await acked.receive())
+    await acked.leave()
+    await broker.topic_manager.unload_topic(NAME)
+    (ledger,) = [span.ledger_id for span in (await broker.topic_manager.topic(NAME)).log.shape.spans]
+    topic = await broker.topic_manager.topic(NAME)
+    await topic.registry.subscribe("late", topic.log.shape.start)
+    gone = await _replace_bookie(running)
+    assert await _publish(running, 4, 5) == [4, 5]
+    broker.topic_manager.cache.discard(ledger)
+    admin = _admin(running)
+
+    with pytest.raises(NotAllowed, match="may have them: nothing was passed over"):
+        await admin.skip_lost(TOPIC)
+    await identity.delete_bookie(running.sessions[-1], gone)
+    consumer = await TestConsumer(world, broker, TOPIC, subscription="late").ready()
+    with pytest.raises(DataLost, match="skip-lost"):
+        await consumer.receive()
+
+    found = await admin.skip_lost(TOPIC)
+    (hole,) = found.ranges
+    assert (hole.ledger_id, hole.first_entry, hole.last_entry) == (ledger, 0, 3)
+    assert (hole.first_index, hole.end_index, hole.forced) == (0, 4, False)
+    assert {each.name: each.messages for each in found.subscriptions} == {"half": 3, "late": 4}
+    for name in ("half", "late", "new"):
+        consumer = await TestConsumer(world, broker, TOPIC, subscription=name, initial_position=earliest).ready()
+        assert await consumer.receive_payloads(2) == _of(4, 5)
+    assert await _publish(running, 6) == [6]
+    assert (await admin.skip_lost(TOPIC)).ranges == (), "nothing is lost any more"
+    with pytest.raises(InvalidRequest, match="has no ledger 999"):
+        await admin.skip_lost(TOPIC, ledger_id=999)
+    await admin.close()
+
+
+async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_twice(running: Cluster) -> None:
+    broker, world = running.brokers[0], running.world
+    await TestConsumer(world, broker, TOPIC).ready()
+    assert await _publish(running, *range(3)) == [0, 1, 2]
+    topic = await broker.topic_manager.topic(NAME)
+    ledger = topic.log.shape.tail.ledger_id
+    await vanish(running, broker)  # its ledger stays open
+    gone = await _replace_bookie(running)
+    broker = await running.add_broker()
+    await until_owned_by(running, broker)
+    admin = _admin(running)
+    with pytest.raises(NotAllowed, match="may have what the others lost"):
+        await admin.skip_lost(TOPIC)
+    await identity.delete_bookie(running.sessions[-1], gone)
+    with pytest.raises(DataLost, match="skip-lost"):
+        await TestProducer(world, broker, TOPIC).opened()
+
+    found = await admin.skip_lost(TOPIC, ledger_id=ledger)
+    (hole,) = found.ranges
+    assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.first_index) == (ledger, 0, -1, 0)
+    assert {each.name: each.messages for each in found.subscriptions} == {"s": -1}, "nobody knows"
+    for _ in range(2):
+        (index,) = await _publish(running, 9)
+        assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
         await broker.topic_manager.unload_topic(NAME)
-        (ledger,) = [span.ledger_id for span in (await broker.topic_manager.topic(NAME)).log.shape.spans]
-        topic = await broker.topic_manager.topic(NAME)
-        await topic.registry.subscribe("late", topic.log.shape.start)
-        gone = await _replace_bookie(running)
-        assert await _publish(running, 4, 5) == [4, 5]
-        broker.topic_manager.cache.discard(ledger)
-        admin = _admin(running)
-
-        with pytest.raises(NotAllowed, match="may have them: nothing was passed over"):
-            await admin.skip_lost(TOPIC)
-        await identity.delete_bookie(running.sessions[-1], gone)
-        consumer = await TestConsumer(world, broker, TOPIC, subscription="late").ready()
-        with pytest.raises(DataLost, match="skip-lost"):
-            await consumer.receive()
-
-        found = await admin.skip_lost(TOPIC)
-        (hole,) = found.ranges
-        assert (hole.ledger_id, hole.first_entry, hole.last_entry) == (ledger, 0, 3)
-        assert (hole.first_index, hole.end_index, hole.forced) == (0, 4, False)
-        assert {each.name: each.messages for each in found.subscriptions} == {"half": 3, "late": 4}
-        for name in ("half", "late", "new"):
-            consumer = await TestConsumer(world, broker, TOPIC, subscription=name, initial_position=earliest).ready()
-            assert await consumer.receive_payloads(2) == _of(4, 5)
-        assert await _publish(running, 6) == [6]
-        assert (await admin.skip_lost(TOPIC)).ranges == (), "nothing is lost any more"
-        with pytest.raises(InvalidRequest, match="has no ledger 999"):
-            await admin.skip_lost(TOPIC, ledger_id=999)
-        await admin.close()
-
-
-async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_twice(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker, world = running.brokers[0], running.world
-        await TestConsumer(world, broker, TOPIC).ready()
-        assert await _publish(running, *range(3)) == [0, 1, 2]
-        topic = await broker.topic_manager.topic(NAME)
-        ledger = topic.log.shape.tail.ledger_id
-        await vanish(running, broker)  # its ledger stays open
-        gone = await _replace_bookie(running)
-        broker = await running.add_broker()
-        await until_owned_by(running, broker)
-        admin = _admin(running)
-        with pytest.raises(NotAllowed, match="may have what the others lost"):
-            await admin.skip_lost(TOPIC)
-        await identity.delete_bookie(running.sessions[-1], gone)
-        with pytest.raises(DataLost, match="skip-lost"):
-            await TestProducer(world, broker, TOPIC).opened()
-
-        found = await admin.skip_lost(TOPIC, ledger_id=ledger)
-        (hole,) = found.ranges
-        assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.first_index) == (ledger, 0, -1, 0)
-        assert {each.name: each.messages for each in found.subscriptions} == {"s": -1}, "nobody knows"
-        for _ in range(2):
-            (index,) = await _publish(running, 9)
-            assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
-            await broker.topic_manager.unload_topic(NAME)
-        consumer = await TestConsumer(world, broker, TOPIC).ready()
-        assert await consumer.receive_payloads(2) == _of(9, 9)
-        record = (await broker.topic_manager.topic(NAME)).log.record
-        assert [each.ledger_id for each in record.lost] == [ledger], "it is written down"
-        assert min(each.ledger_id for each in record.ledgers) > ledger
-        await admin.close()
+    consumer = await TestConsumer(world, broker, TOPIC).ready()
+    assert await consumer.receive_payloads(2) == _of(9, 9)
+    record = (await broker.topic_manager.topic(NAME)).log.record
+    assert [each.ledger_id for each in record.lost] == [ledger], "it is written down"
+    assert min(each.ledger_id for each in record.ledgers) > ledger
+    await admin.close()
 
 
 async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_and_new(tmp_path: Path) -> None:
@@ -243,32 +241,30 @@ async def _read(client: aio.Client, first: int, count: int = 1) -> list[bytes | 
     ]  # fmt: skip
 
 
-async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_written_down(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker = running.brokers[0]
-        await _publish(running, 0, 1)
-        await broker.topic_manager.unload_topic(NAME)
-        (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
-        await _replace_bookie(running)
-        admin = _admin(running)
-        (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
-        assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.forced) == (span.ledger_id, 0, 1, True)
-        assert await _publish(running, 2) == [2]
-        await admin.close()
+async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_written_down(running: Cluster) -> None:
+    broker = running.brokers[0]
+    await _publish(running, 0, 1)
+    await broker.topic_manager.unload_topic(NAME)
+    (span,) = (await broker.topic_manager.topic(NAME)).log.shape.spans
+    await _replace_bookie(running)
+    admin = _admin(running)
+    (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
+    assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.forced) == (span.ledger_id, 0, 1, True)
+    assert await _publish(running, 2) == [2]
+    await admin.close()
 
 
-async def test_what_is_there_is_never_passed_over(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        broker, world = running.brokers[0], running.world
-        await (await broker.topic_manager.topic(NAME)).registry.subscribe(
-            "s", (await broker.topic_manager.topic(NAME)).log.shape.start
-        )
-        await _publish(running, 0, 1)
-        await broker.topic_manager.unload_topic(NAME)
-        await _publish(running, 2)
-        admin = _admin(running)
-        for force in (False, True):
-            assert (await admin.skip_lost(TOPIC, force=force)).ranges == ()
-        consumer = await TestConsumer(world, broker, TOPIC).ready()
-        assert await consumer.receive_payloads(3) == _of(0, 1, 2)
-        await admin.close()
+async def test_what_is_there_is_never_passed_over(running: Cluster) -> None:
+    broker, world = running.brokers[0], running.world
+    await (await broker.topic_manager.topic(NAME)).registry.subscribe(
+        "s", (await broker.topic_manager.topic(NAME)).log.shape.start
+    )
+    await _publish(running, 0, 1)
+    await broker.topic_manager.unload_topic(NAME)
+    await _publish(running, 2)
+    admin = _admin(running)
+    for force in (False, True):
+        assert (await admin.skip_lost(TOPIC, force=force)).ranges == ()
+    consumer = await TestConsumer(world, broker, TOPIC).ready()
+    assert await consumer.receive_payloads(3) == _of(0, 1, 2)
+    await admin.close()

@@ -55,66 +55,64 @@ async def made_with(admin: AdminClient) -> None:
 
 
 async def test_what_was_made_anew_meanwhile_stays_with_all_that_is_its(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=1) as running:
-        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
-        async with AdminClient(url) as admin, Client(url) as client:
+    url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].topic_manager
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made_with(admin)
+
+        async def anew() -> None:
+            """By two other calls, of which one deletes."""
+            owned.loaded.pop(NAME.full)  # as at another broker
+            await admin.delete_topic(TOPIC, force=True)
             await made_with(admin)
+            producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+            await producer.send(FLIGHT(x=7))
+            await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
 
-            async def anew() -> None:
-                """By two other calls, of which one deletes."""
-                owned.loaded.pop(NAME.full)  # as at another broker
-                await admin.delete_topic(TOPIC, force=True)
-                await made_with(admin)
-                producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
-                await producer.send(FLIGHT(x=7))
-                await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
-
-            when_it_has_ended(monkeypatch, anew)
-            await owned.delete_topic(NAME, force=True)
-            assert await running.store.new_session().get(PATH) is not None
-            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
-            assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
-            assert await admin.topic_properties(TOPIC) == {"of": "this life"}
-            await admin.unload_topic(TOPIC)
-            reader = await client.create_reader(
-                TOPIC, magnetar.MessageId.earliest, schema=magnetar.schema.AvroSchema(FLIGHT)
-            )
-            assert (await reader.read_next(20_000)).value().x == 7
-            assert await admin.subscriptions(TOPIC) == ["s"]
+        when_it_has_ended(monkeypatch, anew)
+        await owned.delete_topic(NAME, force=True)
+        assert await running.store.new_session().get(PATH) is not None
+        assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+        assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
+        assert await admin.topic_properties(TOPIC) == {"of": "this life"}
+        await admin.unload_topic(TOPIC)
+        reader = await client.create_reader(
+            TOPIC, magnetar.MessageId.earliest, schema=magnetar.schema.AvroSchema(FLIGHT)
+        )
+        assert (await reader.read_next(20_000)).value().x == 7
+        assert await admin.subscriptions(TOPIC) == ["s"]
 
 
 async def test_a_partitioned_topic_that_was_made_anew_meanwhile_stays_with_all_that_is_its(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=1) as running:
-        broker: Broker = running.brokers[0]
-        url = f"magnetar://{broker.endpoint}"
-        async with AdminClient(url) as admin, Client(url) as client:
+    broker: Broker = running.brokers[0]
+    url = f"magnetar://{broker.endpoint}"
+    async with AdminClient(url) as admin, Client(url) as client:
 
-            async def make() -> None:
-                await admin.create_topic(TOPIC, partitions=2)
-                await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
-                await admin.grant_topic_permission(TOPIC, "someone", ["consume"])
+        async def make() -> None:
+            await admin.create_topic(TOPIC, partitions=2)
+            await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
+            await admin.grant_topic_permission(TOPIC, "someone", ["consume"])
 
-            await make()
-            delete, late = Administration._delete_one, iter([True])
+        await make()
+        delete, late = Administration._delete_one, iter([True])
 
-            async def deleted(self: Administration, topic: TopicName, **options: Any) -> None:
-                """After its last partition another call deletes the topic, and makes it anew."""
-                await delete(self, topic, **options)
-                if topic.partition == 1 and next(late, False):
-                    await admin.delete_topic(TOPIC, force=True)
-                    await make()
+        async def deleted(self: Administration, topic: TopicName, **options: Any) -> None:
+            """After its last partition another call deletes the topic, and makes it anew."""
+            await delete(self, topic, **options)
+            if topic.partition == 1 and next(late, False):
+                await admin.delete_topic(TOPIC, force=True)
+                await make()
 
-            monkeypatch.setattr(Administration, "_delete_one", deleted)
-            await admin.delete_topic(TOPIC, force=True)
-            assert len(await admin.parts(TOPIC)) == 2
-            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
-            assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
-            producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
-            await producer.send(FLIGHT(x=7))
+        monkeypatch.setattr(Administration, "_delete_one", deleted)
+        await admin.delete_topic(TOPIC, force=True)
+        assert len(await admin.parts(TOPIC)) == 2
+        assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+        assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
+        producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+        await producer.send(FLIGHT(x=7))
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -156,79 +154,75 @@ async def test_a_partition_that_was_made_anew_since_it_was_asked_stays(
 
 
 async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=1) as running:
-        broker: Broker = running.brokers[0]
-        url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
-        async with AdminClient(url) as admin:
-            await made_with(admin)
-            when_it_has_ended(monkeypatch, lambda: claimed(store, PATH, TopicRecord))
-            with pytest.raises(NotOwner, match="taken over"):
-                await broker.topic_manager.delete_topic(NAME, force=True)
-            assert await store.get(PATH) is not None
-            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
-            assert "someone" in (await admin.topic_permissions(TOPIC)).roles
-            await admin.delete_topic(TOPIC, force=True)
-            assert await store.get(PATH) is None
+    broker: Broker = running.brokers[0]
+    url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
+    async with AdminClient(url) as admin:
+        await made_with(admin)
+        when_it_has_ended(monkeypatch, lambda: claimed(store, PATH, TopicRecord))
+        with pytest.raises(NotOwner, match="taken over"):
+            await broker.topic_manager.delete_topic(NAME, force=True)
+        assert await store.get(PATH) is not None
+        assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+        assert "someone" in (await admin.topic_permissions(TOPIC)).roles
+        await admin.delete_topic(TOPIC, force=True)
+        assert await store.get(PATH) is None
 
 
 async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_grants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, running: Cluster
 ) -> None:
     """Each commit of a deletion looks at the record itself."""
-    async with cluster(tmp_path, brokers=1) as running:
-        broker: Broker = running.brokers[0]
-        url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
-        async with AdminClient(url) as admin:
-            await made_with(admin)
-            still = Catalog.make_topic_unchanged_check
+    broker: Broker = running.brokers[0]
+    url, store = f"magnetar://{broker.endpoint}", running.store.new_session()
+    async with AdminClient(url) as admin:
+        await made_with(admin)
+        still = Catalog.make_topic_unchanged_check
 
-            async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
-                found = await still(self, topic, ended)
-                await claimed(store, PATH, TopicRecord)
-                return found
+        async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
+            found = await still(self, topic, ended)
+            await claimed(store, PATH, TopicRecord)
+            return found
 
-            with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "make_topic_unchanged_check", seen)
-                with pytest.raises(NotOwner, match="taken over"):
-                    await broker.topic_manager.delete_topic(NAME, force=True)
-            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
-            assert "someone" in (await admin.topic_permissions(TOPIC)).roles
+        with monkeypatch.context() as patched:
+            patched.setattr(Catalog, "make_topic_unchanged_check", seen)
+            with pytest.raises(NotOwner, match="taken over"):
+                await broker.topic_manager.delete_topic(NAME, force=True)
+        assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+        assert "someone" in (await admin.topic_permissions(TOPIC)).roles
 
 
 async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by_its_former_owner(
-    tmp_path: Path,
+    running: Cluster
 ) -> None:
-    async with cluster(tmp_path, brokers=1) as running:
-        broker: Broker = running.brokers[0]
-        async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
-            await admin.create_topic(TOPIC)
-            await admin.create_subscription(TOPIC, "s")
-            topic = await broker.topic_manager.topic(NAME, create=False)
-            store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
-            await claimed(store, path, CursorRecord)
-            stored: Any = topic.subscriptions["s"].store
-            with pytest.raises(NotOwner, match="another broker"):
-                await stored.delete()
-            assert await get_record(store, path, CursorRecord) is not None
+    broker: Broker = running.brokers[0]
+    async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
+        await admin.create_topic(TOPIC)
+        await admin.create_subscription(TOPIC, "s")
+        topic = await broker.topic_manager.topic(NAME, create=False)
+        store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
+        await claimed(store, path, CursorRecord)
+        stored: Any = topic.subscriptions["s"].store
+        with pytest.raises(NotOwner, match="another broker"):
+            await stored.delete()
+        assert await get_record(store, path, CursorRecord) is not None
 
 
-async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one(tmp_path: Path) -> None:
+async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one(running: Cluster) -> None:
     """It has claimed the topic, and opens its cursors when another one acknowledges already."""
-    async with cluster(tmp_path, brokers=1) as running:
-        url = f"magnetar://{running.brokers[0].endpoint}"
-        async with AdminClient(url) as admin:
-            await admin.create_topic(TOPIC)
-            await admin.create_subscription(TOPIC, "s")
-            await admin.unload_topic(TOPIC)
-            topic = await running.brokers[0].topic_manager.topic(NAME, create=False)
-            store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
-            before = await get_record(store, path, CursorRecord)
-            storage: Any = topic.registry._storage
-            with pytest.raises(TopicFenced, match="taken over"):
-                await storage._store(topic, "s", "of the former owner").open(topic.log.shape)
-            assert await get_record(store, path, CursorRecord) == before
+    url = f"magnetar://{running.brokers[0].endpoint}"
+    async with AdminClient(url) as admin:
+        await admin.create_topic(TOPIC)
+        await admin.create_subscription(TOPIC, "s")
+        await admin.unload_topic(TOPIC)
+        topic = await running.brokers[0].topic_manager.topic(NAME, create=False)
+        store, path = running.store.new_session(), paths.cursor("public", "default", "named", "s")
+        before = await get_record(store, path, CursorRecord)
+        storage: Any = topic.registry._storage
+        with pytest.raises(TopicFenced, match="taken over"):
+            await storage._store(topic, "s", "of the former owner").open(topic.log.shape)
+        assert await get_record(store, path, CursorRecord) == before
 
 
 async def claimed(store: MetadataStore, path: str, kind: Any) -> None:
@@ -238,26 +232,25 @@ async def claimed(store: MetadataStore, path: str, kind: Any) -> None:
 
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_a_deletion_that_comes_to_nothing_leaves_each_message_its_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+    monkeypatch: pytest.MonkeyPatch, partitions: int, running: Cluster
 ) -> None:
     """The metadata fails at its last step: the topic is there, and a number means what it meant."""
-    async with cluster(tmp_path, brokers=1) as running:
-        url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.new_session()
-        async with AdminClient(url, timeout_s=5) as admin, Client(url) as client:
-            await admin.create_topic(TOPIC, partitions=partitions)
-            await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
+    url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.new_session()
+    async with AdminClient(url, timeout_s=5) as admin, Client(url) as client:
+        await admin.create_topic(TOPIC, partitions=partitions)
+        await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
 
-            async def fails(*_: Any) -> None:
-                raise Unavailable("the metadata does not answer")
+        async def fails(*_: Any) -> None:
+            raise Unavailable("the metadata does not answer")
 
-            with monkeypatch.context() as patched:
-                patched.setattr(Catalog, "delete_partitioned_record" if partitions else "delete_topic_record", fails)
-                with pytest.raises(Unavailable):
-                    await admin.delete_topic(TOPIC, force=True)
-            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
-            producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
-            await producer.send(FLIGHT(x=7))
-            await producer.close()
-            await admin.delete_topic(TOPIC, force=True)
-            assert await store.get(paths.schemas("public", "default", "named")) is None
-            assert await store.children(paths.schemas("public", "default", "named")) == []
+        with monkeypatch.context() as patched:
+            patched.setattr(Catalog, "delete_partitioned_record" if partitions else "delete_topic_record", fails)
+            with pytest.raises(Unavailable):
+                await admin.delete_topic(TOPIC, force=True)
+        assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+        producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+        await producer.send(FLIGHT(x=7))
+        await producer.close()
+        await admin.delete_topic(TOPIC, force=True)
+        assert await store.get(paths.schemas("public", "default", "named")) is None
+        assert await store.children(paths.schemas("public", "default", "named")) == []

@@ -26,6 +26,8 @@ from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Closed, Raw, T, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 Command = pulsar.BaseCommand
 
 
@@ -39,91 +41,82 @@ Command = pulsar.BaseCommand
     ],
     ids=["empty", "huge", "http", "ping", "flow", "garbage"],
 )  # fmt: skip
-def test_what_is_no_connect_ends_the_connection_and_no_other(first: bytes) -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        other = await Raw.connected(world, endpoint)
+async def test_what_is_no_connect_ends_the_connection_and_no_other(
+    world: World, endpoint: Endpoint, /, first: bytes
+) -> None:
+    other = await Raw.connected(world, endpoint)
+    raw = Raw(await world.network.connect_bytes(endpoint))
+    raw.stream.write_nowait(first)
+    await raw.ended()
+    other.send(ping=pulsar.CommandPing())
+    await other.next("pong")
+
+
+async def test_a_second_connect_and_what_only_a_broker_sends_end_the_connection(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    for command in (
+        {"connect": pulsar.CommandConnect(client_version="again")},
+        {"success": pulsar.CommandSuccess(request_id=1)},
+        {"send": pulsar.CommandSend(producer_id=1, sequence_id=1)},  # without an entry, of no producer
+    ):
+        raw = await Raw.connected(world, endpoint)
+        raw.send(**command)
+        if "success" in command:
+            assert (await raw.next("error")).request_id == 1
+        else:
+            await raw.ended()
+
+
+async def test_a_client_of_the_first_version_and_of_a_later_one_are_answered_in_what_both_know(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    for version, answered in ((0, 1), (6, 6), (21, 21), (99, 21)):
         raw = Raw(await world.network.connect_bytes(endpoint))
-        raw.stream.write_nowait(first)
-        await raw.ended()
-        other.send(ping=pulsar.CommandPing())
-        await other.next("pong")
-
-    simulate(scenario)
+        raw.send(connect=pulsar.CommandConnect(client_version="x", protocol_version=version))
+        found = await raw.next("connected")
+        assert found.protocol_version == answered
+        assert found.max_message_size == 5 << 20
 
 
-def test_a_second_connect_and_what_only_a_broker_sends_end_the_connection() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        for command in (
-            {"connect": pulsar.CommandConnect(client_version="again")},
-            {"success": pulsar.CommandSuccess(request_id=1)},
-            {"send": pulsar.CommandSend(producer_id=1, sequence_id=1)},  # without an entry, of no producer
-        ):
-            raw = await Raw.connected(world, endpoint)
-            raw.send(**command)
-            if "success" in command:
-                assert (await raw.next("error")).request_id == 1
-            else:
-                await raw.ended()
-
-    simulate(scenario)
+async def test_entries_of_an_unknown_producer_are_passed_over(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    raw.publish(1, producer_id=9)
+    raw.send(flow=pulsar.CommandFlow(consumer_id=9, messagePermits=1))
+    raw.send(ping=pulsar.CommandPing())
+    await raw.next("pong")
+    for command in ("close_producer", "close_consumer"):
+        kind = {"close_producer": pulsar.CommandCloseProducer, "close_consumer": pulsar.CommandCloseConsumer}
+        field = "producer_id" if command == "close_producer" else "consumer_id"
+        raw.send(**{command: kind[command](request_id=5, **{field: 9})})
+        assert (await raw.next("success")).request_id == 5
 
 
-def test_a_client_of_the_first_version_and_of_a_later_one_are_answered_in_what_both_know() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        for version, answered in ((0, 1), (6, 6), (21, 21), (99, 21)):
-            raw = Raw(await world.network.connect_bytes(endpoint))
-            raw.send(connect=pulsar.CommandConnect(client_version="x", protocol_version=version))
-            found = await raw.next("connected")
-            assert found.protocol_version == answered
-            assert found.max_message_size == 5 << 20
-
-    simulate(scenario)
-
-
-def test_entries_of_an_unknown_producer_are_passed_over() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        raw.publish(1, producer_id=9)
-        raw.send(flow=pulsar.CommandFlow(consumer_id=9, messagePermits=1))
-        raw.send(ping=pulsar.CommandPing())
-        await raw.next("pong")
-        for command in ("close_producer", "close_consumer"):
-            kind = {"close_producer": pulsar.CommandCloseProducer, "close_consumer": pulsar.CommandCloseConsumer}
-            field = "producer_id" if command == "close_producer" else "consumer_id"
-            raw.send(**{command: kind[command](request_id=5, **{field: 9})})
-            assert (await raw.next("success")).request_id == 5
-
-    simulate(scenario)
-
-
-def test_requests_about_no_consumer_are_answered_in_their_own_kind() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        raw.send(seek=pulsar.CommandSeek(consumer_id=9, request_id=1, message_publish_time=0))
-        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=9, request_id=2))
-        raw.send(get_last_message_id=pulsar.CommandGetLastMessageId(consumer_id=9, request_id=3))
-        found = {}
-        for _ in range(3):
-            error = await raw.next("error")
-            found[error.request_id] = error.error
-        assert found == {1: pulsar.MetadataError, 2: pulsar.MetadataError, 3: pulsar.MetadataError}
-        raw.send(consumer_stats=pulsar.CommandConsumerStats(consumer_id=9, request_id=4))
-        assert (await raw.next("consumer_stats_response")).error_code == pulsar.ConsumerNotFound
-        raw.send(get_schema=pulsar.CommandGetSchema(request_id=5, topic=T))
-        assert (await raw.next("get_schema_response")).error_code == pulsar.TopicNotFound
-        raw.send(lookup=pulsar.CommandLookupTopic(request_id=6, topic="a/b"))
-        lookup = await raw.next("lookup_response")
-        assert (lookup.response, lookup.error) == (lookup.Failed, pulsar.InvalidTopicName)
-        raw.send(lookup=pulsar.CommandLookupTopic(request_id=7, topic=T, advertised_listener_name="other"))
-        lookup = await raw.next("lookup_response")
-        assert lookup.message == "the broker do not have other listener"
-        raw.send(partitioned_metadata=pulsar.CommandPartitionedTopicMetadata(
-            request_id=8, topic="persistent://public/none/t"
-        ))  # fmt: skip
-        partitions = await raw.next("partitioned_metadata_response")
-        assert (partitions.response, partitions.error) == (partitions.Failed, pulsar.TopicNotFound)
-
-    simulate(scenario)
+async def test_requests_about_no_consumer_are_answered_in_their_own_kind(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    raw.send(seek=pulsar.CommandSeek(consumer_id=9, request_id=1, message_publish_time=0))
+    raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=9, request_id=2))
+    raw.send(get_last_message_id=pulsar.CommandGetLastMessageId(consumer_id=9, request_id=3))
+    found = {}
+    for _ in range(3):
+        error = await raw.next("error")
+        found[error.request_id] = error.error
+    assert found == {1: pulsar.MetadataError, 2: pulsar.MetadataError, 3: pulsar.MetadataError}
+    raw.send(consumer_stats=pulsar.CommandConsumerStats(consumer_id=9, request_id=4))
+    assert (await raw.next("consumer_stats_response")).error_code == pulsar.ConsumerNotFound
+    raw.send(get_schema=pulsar.CommandGetSchema(request_id=5, topic=T))
+    assert (await raw.next("get_schema_response")).error_code == pulsar.TopicNotFound
+    raw.send(lookup=pulsar.CommandLookupTopic(request_id=6, topic="a/b"))
+    lookup = await raw.next("lookup_response")
+    assert (lookup.response, lookup.error) == (lookup.Failed, pulsar.InvalidTopicName)
+    raw.send(lookup=pulsar.CommandLookupTopic(request_id=7, topic=T, advertised_listener_name="other"))
+    lookup = await raw.next("lookup_response")
+    assert lookup.message == "the broker do not have other listener"
+    raw.send(partitioned_metadata=pulsar.CommandPartitionedTopicMetadata(
+        request_id=8, topic="persistent://public/none/t"
+    ))  # fmt: skip
+    partitions = await raw.next("partitioned_metadata_response")
+    assert (partitions.response, partitions.error) == (partitions.Failed, pulsar.TopicNotFound)
 
 
 async def _partitions_of(raw: Raw, topic: str, **flags: bool) -> Any:
@@ -136,57 +129,47 @@ async def _topics(raw: Raw) -> list[str]:
     return sorted((await raw.next("get_topics_of_namespace_response")).topics)
 
 
-def test_who_asks_for_the_partitions_of_a_topic_makes_none() -> None:
+async def test_who_asks_for_the_partitions_of_a_topic_makes_none(world: World, endpoint: Endpoint, /) -> None:
     """As in Pulsar: it is made by who uses it, unless the namespace's topics have partitions."""
-
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        for flags in ({}, {"metadata_auto_creation_enabled": True}):
-            found = await _partitions_of(raw, T, **flags)
-            assert (found.response, found.partitions) == (found.Success, 0)
-        found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
-        assert (found.response, found.error) == (found.Failed, pulsar.TopicNotFound)
-        assert await _topics(raw) == []
-        for use in (raw.open_producer(1), raw.subscribe(2, T + "2")):
-            assert not isinstance(await use, pulsar.CommandError)
-        assert await _topics(raw) == [T, T + "2"]
-        found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
+    raw = await Raw.connected(world, endpoint)
+    for flags in ({}, {"metadata_auto_creation_enabled": True}):
+        found = await _partitions_of(raw, T, **flags)
         assert (found.response, found.partitions) == (found.Success, 0)
-
-    simulate(scenario)
+    found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
+    assert (found.response, found.error) == (found.Failed, pulsar.TopicNotFound)
+    assert await _topics(raw) == []
+    for use in (raw.open_producer(1), raw.subscribe(2, T + "2")):
+        assert not isinstance(await use, pulsar.CommandError)
+    assert await _topics(raw) == [T, T + "2"]
+    found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
+    assert (found.response, found.partitions) == (found.Success, 0)
 
 
 # ------------------------------------------------------------------ producers
-def test_receipts_echo_the_sequence_ids_in_order() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        opened = await raw.open_producer()
-        assert (opened.producer_ready, opened.last_sequence_id) == (True, -1)
-        for sequence_id in (5, 1, 1, 900):
-            raw.publish(sequence_id, highest_sequence_id=sequence_id + 2)
-        receipts = [await raw.next("send_receipt") for _ in range(4)]
-        found = [(each.sequence_id, each.highest_sequence_id) for each in receipts]
-        assert found == [(5, 7), (1, 3), (1, 3), (900, 902)]
-        assert [each.message_id.entryId for each in receipts] == [0, 1, 2, 3]
-
-    simulate(scenario)
+async def test_receipts_echo_the_sequence_ids_in_order(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    opened = await raw.open_producer()
+    assert (opened.producer_ready, opened.last_sequence_id) == (True, -1)
+    for sequence_id in (5, 1, 1, 900):
+        raw.publish(sequence_id, highest_sequence_id=sequence_id + 2)
+    receipts = [await raw.next("send_receipt") for _ in range(4)]
+    found = [(each.sequence_id, each.highest_sequence_id) for each in receipts]
+    assert found == [(5, 7), (1, 3), (1, 3), (900, 902)]
+    assert [each.message_id.entryId for each in receipts] == [0, 1, 2, 3]
 
 
-def test_an_entry_that_is_damaged_is_refused_in_its_place() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
-        raw.publish(1)
-        damaged = encode_client_part(metadata, b"payload")[:-1] + b"x"
-        raw.send(damaged, send=pulsar.CommandSend(producer_id=1, sequence_id=2, highest_sequence_id=3))
-        raw.publish(4)
-        assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
-        refused = await raw.next("send_receipt", "send_error")
-        assert (refused.sequence_id, refused.error) == (3, pulsar.ChecksumError)
-        assert (await raw.next("send_receipt", "send_error")).sequence_id == 4
-
-    simulate(scenario)
+async def test_an_entry_that_is_damaged_is_refused_in_its_place(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
+    raw.publish(1)
+    damaged = encode_client_part(metadata, b"payload")[:-1] + b"x"
+    raw.send(damaged, send=pulsar.CommandSend(producer_id=1, sequence_id=2, highest_sequence_id=3))
+    raw.publish(4)
+    assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
+    refused = await raw.next("send_receipt", "send_error")
+    assert (refused.sequence_id, refused.error) == (3, pulsar.ChecksumError)
+    assert (await raw.next("send_receipt", "send_error")).sequence_id == 4
 
 
 def of_bytes(metadata: bytes, payload: bytes = b"x") -> bytes:
@@ -245,144 +228,129 @@ def test_whatever_an_entry_is_it_is_refused_by_the_number_of_its_send_and_the_pr
 @pytest.mark.parametrize(
     ("client", "number"), [("Pulsar-CPP-v3.7.0", pulsar.ChecksumError), ("Pulsar-Java-v4.0.8", pulsar.NotAllowedError)]
 )
-def test_what_declares_to_unfold_to_more_than_a_message_may_have_is_refused(client: str, number: int) -> None:
+@pytest.mark.run_by(simulate, max_message_bytes=1000)
+async def test_what_declares_to_unfold_to_more_than_a_message_may_have_is_refused(
+    world: World, endpoint: Endpoint, /, client: str, number: int
+) -> None:
     """Whatever it really has; a chunk declares the size of its whole message, which its readers count."""
-
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint, client_version=client)
-        await raw.open_producer()
-        sizes = (1000, 1000 + METADATA_BYTES, 1001 + METADATA_BYTES, 60 << 20)
-        for sequence_id, size in enumerate(sizes):
-            head = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
-            head.uncompressed_size = size
-            send = pulsar.CommandSend(producer_id=1, sequence_id=sequence_id)
-            raw.send(encode_client_part(head, b"x"), send=send)
-        answers = [await raw.next("send_receipt", "send_error", "close_producer") for _ in sizes]
-        assert [each.sequence_id for each in answers] == [0, 1, 2, 3]
-        assert [getattr(each, "error", None) for each in answers] == [None, None, number, number]
-        head.uuid, head.num_chunks_from_msg, head.total_chunk_msg_size = "u", 2, 2
-        raw.send(encode_client_part(head, b"x"), send=pulsar.CommandSend(producer_id=1, sequence_id=4))
-        assert (await raw.next("send_receipt", "send_error")).DESCRIPTOR.name == "CommandSendReceipt"
-
-    simulate(scenario, max_message_bytes=1000)
+    raw = await Raw.connected(world, endpoint, client_version=client)
+    await raw.open_producer()
+    sizes = (1000, 1000 + METADATA_BYTES, 1001 + METADATA_BYTES, 60 << 20)
+    for sequence_id, size in enumerate(sizes):
+        head = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
+        head.uncompressed_size = size
+        send = pulsar.CommandSend(producer_id=1, sequence_id=sequence_id)
+        raw.send(encode_client_part(head, b"x"), send=send)
+    answers = [await raw.next("send_receipt", "send_error", "close_producer") for _ in sizes]
+    assert [each.sequence_id for each in answers] == [0, 1, 2, 3]
+    assert [getattr(each, "error", None) for each in answers] == [None, None, number, number]
+    head.uuid, head.num_chunks_from_msg, head.total_chunk_msg_size = "u", 2, 2
+    raw.send(encode_client_part(head, b"x"), send=pulsar.CommandSend(producer_id=1, sequence_id=4))
+    assert (await raw.next("send_receipt", "send_error")).DESCRIPTOR.name == "CommandSendReceipt"
 
 
-def test_a_key_and_a_property_that_are_no_text_are_stored_as_they_are() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1, partition_key="~~~~")
-        metadata.properties.add(key="a", value="}}}}")
-        encoded = metadata.SerializeToString()
-        encoded = encoded.replace(b"~~~~", b"\xff\x00\xfe\x80").replace(b"}}}}", b"\xc3\x28\xff\xff")
-        raw.send(of_bytes(encoded), send=pulsar.CommandSend(producer_id=1, sequence_id=2))
-        raw.publish(3)
-        for sequence_id in (2, 3):
-            assert (await raw.next("send_receipt", "send_error", "close_producer")).sequence_id == sequence_id
-        for kind, name in ((pulsar.CommandSubscribe.Shared, "s"), (pulsar.CommandSubscribe.Key_Shared, "k")):
-            await raw.subscribe(1 + kind, subscription=name, subType=kind)
-            assert encoded in (await raw.next_with_rest("message"))[1]
-            await raw.next("message")
-
-    simulate(scenario)
-
-
-def test_more_entries_than_there_is_credit_for_are_all_stored_in_order() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        for number in range(300):
-            raw.publish(number, bytes(1000))
-        found = [(await raw.next("send_receipt")).sequence_id for _ in range(300)]
-        assert found == list(range(300))
-
-    simulate(scenario, pending_bytes=10_000)
+async def test_a_key_and_a_property_that_are_no_text_are_stored_as_they_are(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1, partition_key="~~~~")
+    metadata.properties.add(key="a", value="}}}}")
+    encoded = metadata.SerializeToString()
+    encoded = encoded.replace(b"~~~~", b"\xff\x00\xfe\x80").replace(b"}}}}", b"\xc3\x28\xff\xff")
+    raw.send(of_bytes(encoded), send=pulsar.CommandSend(producer_id=1, sequence_id=2))
+    raw.publish(3)
+    for sequence_id in (2, 3):
+        assert (await raw.next("send_receipt", "send_error", "close_producer")).sequence_id == sequence_id
+    for kind, name in ((pulsar.CommandSubscribe.Shared, "s"), (pulsar.CommandSubscribe.Key_Shared, "k")):
+        await raw.subscribe(1 + kind, subscription=name, subType=kind)
+        assert encoded in (await raw.next_with_rest("message"))[1]
+        await raw.next("message")
 
 
-def test_two_producers_of_one_id_and_of_one_name() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
-        first = await raw.open_producer(producer_name="x")
-        again = await raw.open_producer(producer_name="x")
-        assert (first.producer_name, again.producer_name, again.last_sequence_id) == ("x", "x", -1)
-        busy = await other.open_producer(producer_name="x")
-        assert busy.error == pulsar.ProducerBusy
-        returned = await other.open_producer(producer_name="x", epoch=1)
-        assert returned.producer_name == "x", "the same producer, whose first connection was cut"
-        assert (await raw.next("close_producer")).producer_id == 1
-        await raw.open_producer(2, producer_name="y")
-        raw.publish(1, producer_id=2)
-        await raw.next("send_receipt")
-
-    simulate(scenario)
+@pytest.mark.run_by(simulate, pending_bytes=10_000)
+async def test_more_entries_than_there_is_credit_for_are_all_stored_in_order(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    for number in range(300):
+        raw.publish(number, bytes(1000))
+    found = [(await raw.next("send_receipt")).sequence_id for _ in range(300)]
+    assert found == list(range(300))
 
 
-def test_a_producer_that_waits_is_told_so_and_again_when_it_is_its_turn() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
-        await raw.open_producer(producer_access_mode=pulsar.Exclusive)
-        waits = await other.open_producer(producer_access_mode=pulsar.WaitForExclusive)
-        assert not waits.producer_ready
-        raw.send(close_producer=pulsar.CommandCloseProducer(producer_id=1, request_id=7))
-        ready = await other.next("producer_success")
-        assert (ready.producer_ready, ready.request_id, ready.producer_name) == (
-            True, waits.request_id, waits.producer_name,
-        )  # fmt: skip
-        assert ready.topic_epoch > 0
+async def test_two_producers_of_one_id_and_of_one_name(world: World, endpoint: Endpoint, /) -> None:
+    raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+    first = await raw.open_producer(producer_name="x")
+    again = await raw.open_producer(producer_name="x")
+    assert (first.producer_name, again.producer_name, again.last_sequence_id) == ("x", "x", -1)
+    busy = await other.open_producer(producer_name="x")
+    assert busy.error == pulsar.ProducerBusy
+    returned = await other.open_producer(producer_name="x", epoch=1)
+    assert returned.producer_name == "x", "the same producer, whose first connection was cut"
+    assert (await raw.next("close_producer")).producer_id == 1
+    await raw.open_producer(2, producer_name="y")
+    raw.publish(1, producer_id=2)
+    await raw.next("send_receipt")
 
-    simulate(scenario)
+
+async def test_a_producer_that_waits_is_told_so_and_again_when_it_is_its_turn(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+    await raw.open_producer(producer_access_mode=pulsar.Exclusive)
+    waits = await other.open_producer(producer_access_mode=pulsar.WaitForExclusive)
+    assert not waits.producer_ready
+    raw.send(close_producer=pulsar.CommandCloseProducer(producer_id=1, request_id=7))
+    ready = await other.next("producer_success")
+    assert (ready.producer_ready, ready.request_id, ready.producer_name) == (
+        True, waits.request_id, waits.producer_name,
+    )  # fmt: skip
+    assert ready.topic_epoch > 0
 
 
 # ------------------------------------------------------------------ consumers
-def test_permits_are_clamped_and_a_closed_consumer_gets_no_more() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        await raw.subscribe(permits=(1 << 32) - 1)
-        raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=(1 << 32) - 1))
-        raw.publish(1)
-        message = await raw.next("message")
-        assert (message.message_id.entryId, message.redelivery_count, message.message_id.partition) == (0, 0, -1)
-        raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=5))
-        await raw.next("success")
-        await raw.subscribe(2)
-        again = await raw.next("message")
-        assert (again.consumer_id, again.message_id.entryId) == (2, 0)
-
-    simulate(scenario)
+async def test_permits_are_clamped_and_a_closed_consumer_gets_no_more(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    await raw.subscribe(permits=(1 << 32) - 1)
+    raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=(1 << 32) - 1))
+    raw.publish(1)
+    message = await raw.next("message")
+    assert (message.message_id.entryId, message.redelivery_count, message.message_id.partition) == (0, 0, -1)
+    raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=5))
+    await raw.next("success")
+    await raw.subscribe(2)
+    again = await raw.next("message")
+    assert (again.consumer_id, again.message_id.entryId) == (2, 0)
 
 
-def test_a_message_is_the_stored_entry_without_the_brokers_part() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        raw.publish(1, b"payload")
-        await raw.subscribe()
-        _, rest = await raw.next_with_rest("message")
-        assert rest[:2] == b"\x0e\x01"
-        assert rest.endswith(b"payload")
-
-    simulate(scenario)
+async def test_a_message_is_the_stored_entry_without_the_brokers_part(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    raw.publish(1, b"payload")
+    await raw.subscribe()
+    _, rest = await raw.next_with_rest("message")
+    assert rest[:2] == b"\x0e\x01"
+    assert rest.endswith(b"payload")
 
 
-def test_a_seek_closes_first_moves_then_and_answers() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        for number in range(3):
-            raw.publish(number)
-        await raw.subscribe()
-        ids = [(await raw.next("message")).message_id for _ in range(3)]
-        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=ids, request_id=3))
-        assert not (await raw.next("ack_response")).HasField("error")
-        raw.send(seek=pulsar.CommandSeek(consumer_id=1, request_id=4, message_id=ids[1]))
-        order = [await raw.next("close_consumer", "success", "message") for _ in range(2)]
-        assert [type(each).__name__ for each in order] == ["CommandCloseConsumer", "CommandSuccess"]
-        await raw.subscribe()
-        found = [(await raw.next("message")).message_id.entryId for _ in range(2)]
-        assert found == [1, 2]
-
-    simulate(scenario)
+async def test_a_seek_closes_first_moves_then_and_answers(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    for number in range(3):
+        raw.publish(number)
+    await raw.subscribe()
+    ids = [(await raw.next("message")).message_id for _ in range(3)]
+    raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=ids, request_id=3))
+    assert not (await raw.next("ack_response")).HasField("error")
+    raw.send(seek=pulsar.CommandSeek(consumer_id=1, request_id=4, message_id=ids[1]))
+    order = [await raw.next("close_consumer", "success", "message") for _ in range(2)]
+    assert [type(each).__name__ for each in order] == ["CommandCloseConsumer", "CommandSuccess"]
+    await raw.subscribe()
+    found = [(await raw.next("message")).message_id.entryId for _ in range(2)]
+    assert found == [1, 2]
 
 
 @pytest.mark.parametrize("by_time", [False, True])
@@ -412,153 +380,134 @@ def test_a_reader_goes_on_where_its_seek_went(by_time: bool) -> None:
     ], "nothing of the connection is left"
 
 
-def test_unsubscribing_takes_force_while_others_are_connected() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.subscribe(1)
-        await raw.subscribe(2)
-        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=1))
-        assert (await raw.next("error", "success")).error == pulsar.MetadataError
-        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=2, force=True))
-        assert (await raw.next("close_consumer")).consumer_id == 2
-        await raw.next("success")
-
-    simulate(scenario)
+async def test_unsubscribing_takes_force_while_others_are_connected(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.subscribe(1)
+    await raw.subscribe(2)
+    raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=1))
+    assert (await raw.next("error", "success")).error == pulsar.MetadataError
+    raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=2, force=True))
+    assert (await raw.next("close_consumer")).consumer_id == 2
+    await raw.next("success")
 
 
-def test_what_a_client_may_not_acknowledge_is_told_with_a_receipt_and_passed_over_without() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        raw.publish(1)
-        await raw.subscribe()
-        id_ = (await raw.next("message")).message_id
-        beyond = MessageIdData(ledgerId=id_.ledgerId, entryId=77)
-        for request, given in enumerate(
-            (
-                {"ack_type": 1, "message_id": [id_]}, {"ack_type": 0, "message_id": [beyond]},
-                {"ack_type": 1, "message_id": []},
-                {"ack_type": 0, "message_id": [id_], "txnid_least_bits": 0, "txnid_most_bits": 0},
-            )
-        ):
-            raw.send(ack=pulsar.CommandAck(consumer_id=1, **given))
-            raw.send(ack=pulsar.CommandAck(consumer_id=1, request_id=request, **given))
-            answer = await raw.next("ack_response")
-            assert (answer.request_id, answer.HasField("error")) == (request, True), given
-        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[id_], request_id=9))
-        assert not (await raw.next("ack_response")).HasField("error")
+async def test_what_a_client_may_not_acknowledge_is_told_with_a_receipt_and_passed_over_without(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    raw.publish(1)
+    await raw.subscribe()
+    id_ = (await raw.next("message")).message_id
+    beyond = MessageIdData(ledgerId=id_.ledgerId, entryId=77)
+    for request, given in enumerate(
+        (
+            {"ack_type": 1, "message_id": [id_]}, {"ack_type": 0, "message_id": [beyond]},
+            {"ack_type": 1, "message_id": []},
+            {"ack_type": 0, "message_id": [id_], "txnid_least_bits": 0, "txnid_most_bits": 0},
+        )
+    ):
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, **given))
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, request_id=request, **given))
+        answer = await raw.next("ack_response")
+        assert (answer.request_id, answer.HasField("error")) == (request, True), given
+    raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[id_], request_id=9))
+    assert not (await raw.next("ack_response")).HasField("error")
 
-    simulate(scenario)
 
-
-def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_valid() -> None:
+async def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_valid(
+    world: World, endpoint: Endpoint, /
+) -> None:
     """What Java's client reads of it: the ack set, and the epoch that it gave last."""
-
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        payloads = [b"%d" % number for number in range(70)]
-        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-        entry = encode_batch(metadata, plain_items(payloads), 70)
-        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=70))
-        await raw.subscribe(subType=2, consumer_epoch=0)
-        message = await raw.next("message")
-        assert (message.consumer_epoch, message.HasField("consumer_epoch"), list(message.ack_set)) == (0, True, [])
-        partly = MessageIdData(ledgerId=message.message_id.ledgerId, entryId=0, ack_set=[-2, 0b111111])
-        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[partly]))
-        raw.send(redeliver_unacknowledged_messages=pulsar.CommandRedeliverUnacknowledgedMessages(
-            consumer_id=1, consumer_epoch=3
-        ))  # fmt: skip
-        again = await raw.next("message")
-        assert (again.consumer_epoch, list(again.ack_set), again.redelivery_count) == (3, [-2, 0b111111], 1)
-
-    simulate(scenario)
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    payloads = [b"%d" % number for number in range(70)]
+    metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+    entry = encode_batch(metadata, plain_items(payloads), 70)
+    raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=70))
+    await raw.subscribe(subType=2, consumer_epoch=0)
+    message = await raw.next("message")
+    assert (message.consumer_epoch, message.HasField("consumer_epoch"), list(message.ack_set)) == (0, True, [])
+    partly = MessageIdData(ledgerId=message.message_id.ledgerId, entryId=0, ack_set=[-2, 0b111111])
+    raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[partly]))
+    raw.send(redeliver_unacknowledged_messages=pulsar.CommandRedeliverUnacknowledgedMessages(
+        consumer_id=1, consumer_epoch=3
+    ))  # fmt: skip
+    again = await raw.next("message")
+    assert (again.consumer_epoch, list(again.ack_set), again.redelivery_count) == (3, [-2, 0b111111], 1)
 
 
-def test_a_producer_gets_the_version_of_its_schema_and_without_one_an_empty_version() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        schema = pulsar.Schema(name="s", schema_data=b"", type=1)
-        bare = await raw.open_producer(2)
-        assert (bare.HasField("schema_version"), bare.schema_version) == (True, b"")
-        opened = await raw.open_producer(schema=schema)
-        assert opened.schema_version == bytes(8)
-        raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=schema))
-        answer = await raw.next("get_or_create_schema_response")
-        assert (answer.HasField("error_code"), answer.schema_version) == (False, bytes(8))
+async def test_a_producer_gets_the_version_of_its_schema_and_without_one_an_empty_version(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    schema = pulsar.Schema(name="s", schema_data=b"", type=1)
+    bare = await raw.open_producer(2)
+    assert (bare.HasField("schema_version"), bare.schema_version) == (True, b"")
+    opened = await raw.open_producer(schema=schema)
+    assert opened.schema_version == bytes(8)
+    raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=schema))
+    answer = await raw.next("get_or_create_schema_response")
+    assert (answer.HasField("error_code"), answer.schema_version) == (False, bytes(8))
 
-    simulate(scenario)
 
-
-def test_ranges_of_keys_that_overlap_are_refused_as_ranges() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        sticky = {"keySharedMode": pulsar.STICKY}
-        mine = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=0, end=99)], **sticky)
-        other = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=99, end=200)], **sticky)
-        assert isinstance(await raw.subscribe(1, subType=3, keySharedMeta=mine), pulsar.CommandSuccess)
-        assert (await raw.subscribe(2, subType=3, keySharedMeta=other)).error == pulsar.ConsumerAssignError
-        assert (await raw.subscribe(3, subType=1)).error == pulsar.ConsumerBusy
-
-    simulate(scenario)
+async def test_ranges_of_keys_that_overlap_are_refused_as_ranges(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    sticky = {"keySharedMode": pulsar.STICKY}
+    mine = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=0, end=99)], **sticky)
+    other = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=99, end=200)], **sticky)
+    assert isinstance(await raw.subscribe(1, subType=3, keySharedMeta=mine), pulsar.CommandSuccess)
+    assert (await raw.subscribe(2, subType=3, keySharedMeta=other)).error == pulsar.ConsumerAssignError
+    assert (await raw.subscribe(3, subType=1)).error == pulsar.ConsumerBusy
 
 
 # ------------------------------------------------------------------ time
 @pytest.mark.parametrize("what", ["ping", "pong"])
-def test_a_client_that_sends_pings_without_end_is_cut_and_another_is_not(what: str) -> None:
+async def test_a_client_that_sends_pings_without_end_is_cut_and_another_is_not(
+    world: World, endpoint: Endpoint, /, what: str
+) -> None:
     commands = {"ping": pulsar.CommandPing(), "pong": pulsar.CommandPong()}
-
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        flooding, other = [await Raw.connected(world, endpoint) for _ in range(2)]
-        for _ in range(connection_module.PINGS_MAX):
-            flooding.send(**{what: commands[what]})
-        other.send(ping=pulsar.CommandPing())
-        await other.next("pong")
+    flooding, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+    for _ in range(connection_module.PINGS_MAX):
         flooding.send(**{what: commands[what]})
-        await flooding.ended()
-        other.send(ping=pulsar.CommandPing())
-        await other.next("pong")
-
-    simulate(scenario)
-
-
-def test_a_silent_client_is_pinged_and_then_cut_and_one_that_answers_is_not() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        silent, alive = [await Raw.connected(world, endpoint) for _ in range(2)]
-        await silent.next("ping")
-        for _ in range(4):
-            await alive.next("ping")
-            alive.send(pong=pulsar.CommandPong())
-        await silent.ended()
-        alive.send(ping=pulsar.CommandPing())
-        await alive.next("pong")
-
-    simulate(scenario)
+    other.send(ping=pulsar.CommandPing())
+    await other.next("pong")
+    flooding.send(**{what: commands[what]})
+    await flooding.ended()
+    other.send(ping=pulsar.CommandPing())
+    await other.next("pong")
 
 
-def test_a_client_that_sends_a_large_frame_slowly_is_not_silent() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        part = encode_client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
-        send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
-        data = struct.pack(">I", len(send) - 4 + len(part)) + send[4:] + part
-        for at in range(0, len(data), 10_000):
-            raw.stream.write_nowait(data[at : at + 10_000])
-            await asyncio.sleep(20)
-        assert (await raw.next("send_receipt")).sequence_id == 7
-
-    simulate(scenario)
+async def test_a_silent_client_is_pinged_and_then_cut_and_one_that_answers_is_not(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    silent, alive = [await Raw.connected(world, endpoint) for _ in range(2)]
+    await silent.next("ping")
+    for _ in range(4):
+        await alive.next("ping")
+        alive.send(pong=pulsar.CommandPong())
+    await silent.ended()
+    alive.send(ping=pulsar.CommandPing())
+    await alive.next("pong")
 
 
-def test_a_connection_without_a_first_command_is_cut() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = Raw(await world.network.connect_bytes(endpoint))
-        began = world.clock.monotonic()
-        await raw.ended()
-        assert world.clock.monotonic() - began < 15
+async def test_a_client_that_sends_a_large_frame_slowly_is_not_silent(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    part = encode_client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
+    send = encode_frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
+    data = struct.pack(">I", len(send) - 4 + len(part)) + send[4:] + part
+    for at in range(0, len(data), 10_000):
+        raw.stream.write_nowait(data[at : at + 10_000])
+        await asyncio.sleep(20)
+    assert (await raw.next("send_receipt")).sequence_id == 7
 
-    simulate(scenario)
+
+async def test_a_connection_without_a_first_command_is_cut(world: World, endpoint: Endpoint, /) -> None:
+    raw = Raw(await world.network.connect_bytes(endpoint))
+    began = world.clock.monotonic()
+    await raw.ended()
+    assert world.clock.monotonic() - began < 15
 
 
 class TokenGuard:
@@ -831,18 +780,18 @@ def test_a_connection_that_is_lost_leaves_nothing() -> None:
     assert not [topic for topic in broker.topics.values() if topic.connected_client_count]
 
 
-def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        raw.publish(1, bytes(1000))
-        assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
-        raw.publish(2, bytes(1000 + METADATA_BYTES))
-        assert (await raw.next("send_receipt", "send_error")).error == pulsar.NotAllowedError
-        await raw.subscribe()
-        assert (await raw.next_with_rest("message"))[1].endswith(bytes(1000))
-
-    simulate(scenario, max_message_bytes=1000)
+@pytest.mark.run_by(simulate, max_message_bytes=1000)
+async def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    raw.publish(1, bytes(1000))
+    assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
+    raw.publish(2, bytes(1000 + METADATA_BYTES))
+    assert (await raw.next("send_receipt", "send_error")).error == pulsar.NotAllowedError
+    await raw.subscribe()
+    assert (await raw.next_with_rest("message"))[1].endswith(bytes(1000))
 
 
 def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
@@ -851,23 +800,22 @@ def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
     assert payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
 
 
-def test_a_failover_consumer_is_told_whether_it_is_active_after_the_answer_to_its_subscribe() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        failover = {"subType": pulsar.CommandSubscribe.Failover}
-        for number, active in ((1, True), (2, False)):
-            asked = pulsar.CommandSubscribe(
-                topic=T, consumer_id=number, request_id=number, subscription="s", consumer_name=f"c{number}", **failover
-            )
-            raw.send(subscribe=asked)
-            assert type(await raw.next("success", "active_consumer_change")).__name__ == "CommandSuccess"
-            change = await raw.next("active_consumer_change")
-            assert (change.consumer_id, change.is_active) == (number, active)
-        raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=3))
+async def test_a_failover_consumer_is_told_whether_it_is_active_after_the_answer_to_its_subscribe(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    raw = await Raw.connected(world, endpoint)
+    failover = {"subType": pulsar.CommandSubscribe.Failover}
+    for number, active in ((1, True), (2, False)):
+        asked = pulsar.CommandSubscribe(
+            topic=T, consumer_id=number, request_id=number, subscription="s", consumer_name=f"c{number}", **failover
+        )
+        raw.send(subscribe=asked)
+        assert type(await raw.next("success", "active_consumer_change")).__name__ == "CommandSuccess"
         change = await raw.next("active_consumer_change")
-        assert (change.consumer_id, change.is_active) == (2, True)
-
-    simulate(scenario)
+        assert (change.consumer_id, change.is_active) == (number, active)
+    raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=3))
+    change = await raw.next("active_consumer_change")
+    assert (change.consumer_id, change.is_active) == (2, True)
 
 
 # ------------------------------------------------------------------ the end of an id

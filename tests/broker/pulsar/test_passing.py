@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.schema import BYTES_VERSION
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Raw, T, simulate
 from tests.broker.pulsar.test_schemas import BYTES, ask
+
+pytestmark = pytest.mark.run_by.with_args(simulate)
 
 PASSING: dict[str, Any] = {"durable": False, "subType": pulsar.CommandSubscribe.Shared, "initialPosition": 0}
 
@@ -44,49 +48,37 @@ def test_its_consumers_share_it_and_it_ends_with_the_last_of_them() -> None:
     assert [list(topic.subscriptions) for topic in broker.topics.values()] == [["s"]]
 
 
-def test_what_is_given_back_comes_again() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer()
-        await raw.subscribe(1, **PASSING)
-        raw.publish(0)
-        first = await raw.next("message")
-        asked = pulsar.CommandRedeliverUnacknowledgedMessages(consumer_id=1, message_ids=[first.message_id])
-        raw.send(redeliver_unacknowledged_messages=asked)
-        assert (await raw.next("message")).message_id == first.message_id
-
-    simulate(scenario)
+async def test_what_is_given_back_comes_again(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer()
+    await raw.subscribe(1, **PASSING)
+    raw.publish(0)
+    first = await raw.next("message")
+    asked = pulsar.CommandRedeliverUnacknowledgedMessages(consumer_id=1, message_ids=[first.message_id])
+    raw.send(redeliver_unacknowledged_messages=asked)
+    assert (await raw.next("message")).message_id == first.message_id
 
 
-def test_it_takes_no_durable_ones_name_and_readers_have_their_own() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.subscribe(1)
-        assert (await raw.subscribe(2, **PASSING)).error == pulsar.NotAllowedError
-        for number in (3, 4):
-            asked = {**PASSING, "subType": 0, "subscription": "reader"}
-            assert isinstance(await raw.subscribe(number, **asked), pulsar.CommandSuccess)
-
-    simulate(scenario)
+async def test_it_takes_no_durable_ones_name_and_readers_have_their_own(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.subscribe(1)
+    assert (await raw.subscribe(2, **PASSING)).error == pulsar.NotAllowedError
+    for number in (3, 4):
+        asked = {**PASSING, "subType": 0, "subscription": "reader"}
+        assert isinstance(await raw.subscribe(number, **asked), pulsar.CommandSuccess)
 
 
-def test_bytes_by_a_schema_have_a_version_that_can_be_asked_for() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        await raw.open_producer(schema=BYTES)
-        raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=BYTES))
-        version = (await raw.next("get_or_create_schema_response")).schema_version
-        assert version == BYTES_VERSION
-        answer = await ask(raw, version)
-        assert (answer.schema_version, answer.schema.type, answer.schema.schema_data) == (version, 0, b"")
-
-    simulate(scenario)
+async def test_bytes_by_a_schema_have_a_version_that_can_be_asked_for(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    await raw.open_producer(schema=BYTES)
+    raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=BYTES))
+    version = (await raw.next("get_or_create_schema_response")).schema_version
+    assert version == BYTES_VERSION
+    answer = await ask(raw, version)
+    assert (answer.schema_version, answer.schema.type, answer.schema.schema_data) == (version, 0, b"")
 
 
-def test_a_namespace_that_does_not_exist_has_no_topics() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        raw = await Raw.connected(world, endpoint)
-        raw.send(get_topics_of_namespace=pulsar.CommandGetTopicsOfNamespace(request_id=1, namespace="public/none"))
-        assert not (await raw.next("get_topics_of_namespace_response")).topics
-
-    simulate(scenario)
+async def test_a_namespace_that_does_not_exist_has_no_topics(world: World, endpoint: Endpoint, /) -> None:
+    raw = await Raw.connected(world, endpoint)
+    raw.send(get_topics_of_namespace=pulsar.CommandGetTopicsOfNamespace(request_id=1, namespace="public/none"))
+    assert not (await raw.next("get_topics_of_namespace_response")).topics

@@ -23,9 +23,6 @@ from tests.broker.rest.http import V2, Http, T, serving
 
 CONFIGURATION = f"{V2}/brokers/configuration"
 RATE = "dispatchThrottlingRatePerTopicInMsg"
-UNKNOWN = "Can't update non-dynamic configuration"
-
-
 async def until(broker: Broker, name: str, value: object) -> None:
     async with asyncio.timeout(20):
         while getattr(broker.topic_manager.policies.defaults, name) != value:  # noqa: ASYNC110 - the watch of another broker
@@ -69,21 +66,6 @@ async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_
         await there.close()
 
 
-async def test_what_does_not_change_at_run_time_is_refused_as_by_pulsar(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        names = await http.get(CONFIGURATION)
-        assert RATE in names
-        assert "max_producers" in names
-        for unknown in ("nonsense", "listen", "max_message_bytes", "ack_quorum"):
-            assert (await http.done("POST", f"{CONFIGURATION}/{unknown}/1", status=412)).reason == UNKNOWN
-            refused = await http.done("DELETE", f"{CONFIGURATION}/{unknown}", status=412)
-            assert refused.reason == "Can't delete non-dynamic configuration"
-        for name, value in ((RATE, "xx"), (RATE, "-1"), ("allowAutoSubscriptionCreation", "perhaps"),
-                            ("subscriptionTypesEnabled", "Sideways"), ("retention_minutes", "9e99")):  # fmt: skip
-            await http.done("POST", f"{CONFIGURATION}/{name}/{value}", status=412)
-        assert await http.get(f"{CONFIGURATION}/values") == {}
-
-
 def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> None:
     assert set(DYNAMIC) | set(FIXED) == set(NAMES)
     assert len(set(SHOWN)) == len(SHOWN) == len(CHANGING)
@@ -112,13 +94,12 @@ def test_retention_that_is_set_together_goes_together() -> None:
         removed_fields("nonsense")
 
 
-async def test_retention_of_all_brokers_is_inherited_and_goes_again(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        namespace = f"{V2}/namespaces/public/default/retention"
-        await http.done("PUT", T)
-        await http.done("POST", f"{CONFIGURATION}/retention_minutes/60", status=200)
-        values = {"retention_minutes": "60", "retention_mib": "-1"}
-        assert await http.get(f"{CONFIGURATION}/values") == values, json.dumps(values)
-        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 60
-        await http.done("DELETE", f"{CONFIGURATION}/retention_mib", status=200)
-        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 0
+async def test_retention_of_all_brokers_is_inherited_and_goes_again(http: Http) -> None:
+    namespace = f"{V2}/namespaces/public/default/retention"
+    await http.done("PUT", T)
+    await http.done("POST", f"{CONFIGURATION}/retention_minutes/60", status=200)
+    values = {"retention_minutes": "60", "retention_mib": "-1"}
+    assert await http.get(f"{CONFIGURATION}/values") == values, json.dumps(values)
+    assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 60
+    await http.done("DELETE", f"{CONFIGURATION}/retention_mib", status=200)
+    assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 0

@@ -88,17 +88,16 @@ CASES: list[Case] = [
 ]
 
 
-async def test_each_hostile_request_is_answered_with_its_status_and_a_reason(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", T)
-        await http.done("PUT", f"{T}/subscription/s", "earliest")
-        wrong = []
-        for method, path, body, status in CASES:
-            found = await http.ask(method, path, raw=body)
-            if found.status != status or not found.reason:
-                wrong.append(f"{method} {path[:100]} {body[:60]!r}: {found.status} {found.body[:200]!r}, not {status}")
-        assert not wrong, "\n".join(wrong)
-        assert await http.get(f"{V2}/namespaces/public") == ["public/default"], "nothing half-made is left"
+async def test_each_hostile_request_is_answered_with_its_status_and_a_reason(http: Http) -> None:
+    await http.done("PUT", T)
+    await http.done("PUT", f"{T}/subscription/s", "earliest")
+    wrong = []
+    for method, path, body, status in CASES:
+        found = await http.ask(method, path, raw=body)
+        if found.status != status or not found.reason:
+            wrong.append(f"{method} {path[:100]} {body[:60]!r}: {found.status} {found.body[:200]!r}, not {status}")
+    assert not wrong, "\n".join(wrong)
+    assert await http.get(f"{V2}/namespaces/public") == ["public/default"], "nothing half-made is left"
 
 
 async def test_a_body_is_bounded_before_it_is_read(tmp_path: Path) -> None:
@@ -151,15 +150,14 @@ async def test_who_goes_on_sending_after_the_answer_is_cut(tmp_path: Path, monke
         writer.transport.abort()
 
 
-async def test_a_target_in_absolute_form_is_its_path(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        for origin in (f"http://{http.endpoint}", "HTTP://other.example", "https://other.example:8443"):
-            assert (await http.ask("GET", f"{origin}/healthz")).status == 200
-            assert await http.get(f"{origin}{V2}/namespaces/public") == ["public/default"]
-            await http.get(f"{origin}{V2}/persistent/public/default/none/partitions?checkAllowAutoCreation=false", 404)
-            assert (await http.ask("GET", f"{origin}{V2}/tenants/..")).status == 412
-        for nothing in ("http://", "http://x", "ftp://x/healthz", "http:/healthz", "healthz"):
-            assert (await http.ask("GET", nothing)).status in (400, 404), nothing
+async def test_a_target_in_absolute_form_is_its_path(http: Http) -> None:
+    for origin in (f"http://{http.endpoint}", "HTTP://other.example", "https://other.example:8443"):
+        assert (await http.ask("GET", f"{origin}/healthz")).status == 200
+        assert await http.get(f"{origin}{V2}/namespaces/public") == ["public/default"]
+        await http.get(f"{origin}{V2}/persistent/public/default/none/partitions?checkAllowAutoCreation=false", 404)
+        assert (await http.ask("GET", f"{origin}{V2}/tenants/..")).status == 412
+    for nothing in ("http://", "http://x", "ftp://x/healthz", "http:/healthz", "healthz"):
+        assert (await http.ask("GET", nothing)).status in (400, 404), nothing
 
 
 async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,27 +185,25 @@ async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monke
         assert turns >= len(fed) > 20_000 // connection_module.LINES_AT_ONCE
 
 
-async def test_a_head_of_very_many_lines_ends_its_connection(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
+async def test_a_head_of_very_many_lines_ends_its_connection(http: Http) -> None:
+    other = Http(f"http://{http.endpoint}")
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await other.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 12_000 + b"\r\n")
+    await other.close()
+    assert (await http.ask("GET", "/healthz")).status == 200
+
+
+async def test_what_is_no_http_is_answered_and_ends_its_connection_alone(http: Http) -> None:
+    for data in (b"\x16\x03\x01\x02\x00", b"HELLO\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                 b"GET /" + b"a" * 100_000):  # fmt: skip
         other = Http(f"http://{http.endpoint}")
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await other.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 12_000 + b"\r\n")
-        await other.close()
-        assert (await http.ask("GET", "/healthz")).status == 200
-
-
-async def test_what_is_no_http_is_answered_and_ends_its_connection_alone(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        for data in (b"\x16\x03\x01\x02\x00", b"HELLO\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-                     b"GET /" + b"a" * 100_000):  # fmt: skip
-            other = Http(f"http://{http.endpoint}")
-            try:
-                assert (await other.send(data + b"\r\n\r\n")).status == 400
-            except (asyncio.IncompleteReadError, ConnectionError):
-                continue  # it was closed while it sent
-            finally:
-                await other.close()
-        assert (await http.ask("GET", "/healthz")).status == 200
+        try:
+            assert (await other.send(data + b"\r\n\r\n")).status == 400
+        except (asyncio.IncompleteReadError, ConnectionError):
+            continue  # it was closed while it sent
+        finally:
+            await other.close()
+    assert (await http.ask("GET", "/healthz")).status == 200
 
 
 async def test_slow_requests_and_idle_connections_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,20 +222,18 @@ async def test_slow_requests_and_idle_connections_are_cut(tmp_path: Path, monkey
             assert await http._streams[0].read() == b""
 
 
-async def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        one = f"GET {V2}/clusters HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-        two = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        first = await http.send(one + two)
-        second = await http.send(b"")
-        assert (first.body, second.body) == (b'["magnetar"]', b"ok\n")
-        assert (await http.ask("HEAD", f"{V2}/tenants")).body == b""
+async def test_requests_that_come_together_are_answered_in_order(http: Http) -> None:
+    one = f"GET {V2}/clusters HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    two = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    first = await http.send(one + two)
+    second = await http.send(b"")
+    assert (first.body, second.body) == (b'["magnetar"]', b"ok\n")
+    assert (await http.ask("HEAD", f"{V2}/tenants")).body == b""
 
 
-async def test_a_page_of_another_site_changes_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        assert (await http.ask("PUT", T, Origin="https://elsewhere.example")).status == 403
-        assert (await http.ask("PUT", T, Origin=f"http://{http.endpoint}")).status == 204
+async def test_a_page_of_another_site_changes_nothing(http: Http) -> None:
+    assert (await http.ask("PUT", T, Origin="https://elsewhere.example")).status == 403
+    assert (await http.ask("PUT", T, Origin=f"http://{http.endpoint}")).status == 204
 
 
 def test_a_server_that_was_not_asked_holds_no_http_server() -> None:

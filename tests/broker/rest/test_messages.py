@@ -1,4 +1,4 @@
-"""Statistics with every key that Pulsar's tools read, and messages as they read them."""
+"""Statistics and messages as Pulsar's tools read them; every key of them is in tests/recorded/rest.txt."""
 
 import asyncio
 import json
@@ -11,46 +11,12 @@ from magnetar.broker.rest import subscriptions_routes as messages
 from magnetar.broker.rest.stats import RateMeters, merge_partition_stats
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import PROPERTIES_LONG, encode_batch, encode_entry, join_client_part, plain_items
+from magnetar.proto.entry import PROPERTIES_LONG, encode_entry, join_client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.pulsar.raw import Raw
-from tests.broker.rest.http import V2, T, serving
+from tests.broker.rest.http import Http, T, serving
 from tests.support.cluster import Cluster
-
-TOPIC_NAME = "persistent://public/default/t"
-TOPIC = """msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter bytesOutCounter
- msgOutCounter averageMsgSize msgChunkPublished storageSize backlogSize publishRateLimitedTimes
- earliestMsgPublishTimeInBacklogs offloadedStorageSize lastOffloadLedgerId
- lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount
- committedTxnCount waitingPublishers topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp
- publishers subscriptions replication deduplicationStatus topicEpoch
- nonContiguousDeletedMessagesRanges nonContiguousDeletedMessagesRangesSerializedSize
- delayedMessageIndexSizeInBytes compaction ownerBroker backlogQuotaLimitSize backlogQuotaLimitTime
- oldestBacklogMessageAgeSeconds oldestBacklogMessageSubscriptionName"""
-PUBLISHER = """accessMode msgRateIn msgThroughputIn averageMsgSize chunkedMessageRate producerId
- supportsPartialProducer producerName address connectedSince clientVersion metadata"""
-SUBSCRIPTION = """msgRateOut msgThroughputOut msgRateRedeliver msgRateExpired messageAckRate chunkedMessageRate
- bytesOutCounter msgOutCounter msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay
- unackedMessages totalMsgExpired lastExpireTimestamp lastConsumedFlowTimestamp lastConsumedTimestamp
- lastAckedTimestamp lastMarkDeleteAdvancedTimestamp earliestMsgPublishTimeInBacklog
- filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filterRescheduledMsgCount
- delayedMessageIndexSizeInBytes blockedSubscriptionOnUnackedMsgs isDurable isReplicated durable
- replicated allowOutOfOrderDelivery type activeConsumerName keySharedMode consumers
- consumersAfterMarkDeletePosition nonContiguousDeletedMessagesRanges subscriptionProperties
- drainingHashesCount"""
-CONSUMER = """msgRateOut msgThroughputOut msgRateRedeliver messageAckRate chunkedMessageRate bytesOutCounter
- msgOutCounter lastAckedTimestamp lastConsumedTimestamp lastConsumedFlowTimestamp consumerName
- address connectedSince clientVersion readPositionWhenJoining appId availablePermits unackedMessages
- avgMessagesPerEntry blockedConsumerOnUnackedMsgs keyHashRanges metadata"""
-INTERNAL = """waitingCursorsCount pendingAddEntriesCount entriesAddedCounter numberOfEntries totalSize
- currentLedgerEntries currentLedgerSize lastLedgerCreatedTimestamp lastLedgerCreationFailureTimestamp
- lastConfirmedEntry state ledgers cursors schemaLedgers compactedLedger"""
-LEDGER = "ledgerId entries size timestamp offloaded metadata underReplicated properties"
-CURSOR = """markDeletePosition readPosition waitingReadOp pendingReadOps messagesConsumedCounter cursorLedger
- cursorLedgerLastEntry individuallyDeletedMessages lastLedgerSwitchTimestamp lastLedgerWitchTimestamp
- state active numberOfEntriesSinceFirstNotAckedMessage totalNonContiguousDeletedMessagesRange
- subscriptionHavePendingRead subscriptionHavePendingReplayRead properties"""
 
 
 async def _client(running: Cluster, broker: Broker) -> Raw:
@@ -58,94 +24,22 @@ async def _client(running: Cluster, broker: Broker) -> Raw:
     return await Raw.connected(running.world, endpoint, client_version="Test-1.2")
 
 
-async def _published(raw: Raw, count: int) -> None:
-    for number in range(count):
-        raw.publish(number, b"m%d" % number)
-        await raw.next("send_receipt")
-
-
-def _has(keys: str, found: dict[str, Any]) -> None:
-    assert set(keys.split()) <= set(found), set(keys.split()) - set(found)
-
-
-async def test_statistics_have_every_key_and_the_clients_versions(tmp_path: Path) -> None:
+async def test_statistics_have_the_clients_versions_and_who_is_connected_keeps_the_topic(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, broker, running):
         raw = await _client(running, broker)
         await raw.open_producer()
         await raw.subscribe(subType=pulsar.CommandSubscribe.Shared)
         for number in range(3):
             raw.publish(number)
-        came = [await raw.next("message", "send_receipt") for _ in range(6)]
-        assert len(came) == 6
+        assert len([await raw.next("message", "send_receipt") for _ in range(6)]) == 6
         found = await http.get(f"{T}/stats")
-        _has(TOPIC, found)
-        assert 0 < found["topicCreationTimeStamp"] <= found["lastPublishTimeStamp"] == found["lastPublishTimestamp"]
         [publisher] = found["publishers"]
-        _has(PUBLISHER, publisher)
-        assert (publisher["clientVersion"], found["msgInCounter"]) == ("Test-1.2", 3)
-        assert publisher["connectedSince"].endswith("Z")
-        subscription = found["subscriptions"]["s"]
-        _has(SUBSCRIPTION, subscription)
-        assert (subscription["type"], subscription["msgBacklog"], subscription["unackedMessages"]) == ("Shared", 3, 3)
-        [consumer] = subscription["consumers"]
-        _has(CONSUMER, consumer)
-        assert (consumer["clientVersion"], consumer["msgOutCounter"]) == ("Test-1.2", 3)
-        left_out = await http.get(f"{T}/stats?excludePublishers=true&excludeConsumers=true")
-        assert (left_out["publishers"], left_out["subscriptions"]["s"]["consumers"]) == ([], [])
-        internals = await http.get(f"{T}/internalStats")
-        _has(INTERNAL, internals)
-        _has(LEDGER, internals["ledgers"][0])
-        _has(CURSOR, internals["cursors"]["s"])
-        assert (await http.get(f"{T}/internal-info"))["cursors"]["s"]["markDelete"]
-        await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
-        whole = await http.get(f"{V2}/persistent/public/default/p/partitioned-stats?perPartition=false")
-        _has(TOPIC, whole)
-        assert (whole["metadata"]["partitions"], whole["partitions"]) == (2, {})
-        await http.get(f"{V2}/persistent/public/default/p/stats", 404)
-        loaded = await http.get(f"{V2}/broker-stats/topics")
-        [mine] = [each["persistent"] for each in loaded["public/default"].values() if TOPIC_NAME in each["persistent"]]
-        assert mine[TOPIC_NAME]["msgInCounter"] == 3
+        [consumer] = found["subscriptions"]["s"]["consumers"]
+        assert [each["clientVersion"] for each in (publisher, consumer)] == ["Test-1.2"] * 2
+        assert (found["subscriptions"]["s"]["unackedMessages"], consumer["msgOutCounter"]) == (3, 3)
         await http.done("DELETE", T, status=412)
         await http.done("DELETE", f"{T}/subscription/s", status=412)
         await http.done("DELETE", f"{T}/subscription/s?force=true")
-        await raw.stream.close()
-
-
-async def test_messages_are_shown_with_their_facts_in_headers(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, running):
-        raw = await _client(running, broker)
-        await raw.open_producer()
-        await http.done("PUT", f"{T}/subscription/s", "earliest")
-        await _published(raw, 2)
-        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1700000000000)
-        batch = encode_batch(metadata, plain_items([b"one", b"two"]), 2)
-        raw.send(batch, send=pulsar.CommandSend(producer_id=1, sequence_id=2, num_messages=2))
-        await raw.next("send_receipt")
-        first = await http.ask("GET", f"{T}/subscription/s/position/1")
-        ledger, entry = first.headers["x-pulsar-message-id"].split(":")
-        assert (first.status, first.body, entry) == (200, b"m0", "0")
-        third = await http.ask("GET", f"{T}/subscription/s/position/3")
-        assert third.headers["x-pulsar-num-batch-message"] == "2"
-        assert third.headers["x-pulsar-publish-time"] == "2023-11-14T22:13:20.000Z"
-        assert b"one" in third.body
-        assert b"two" in third.body
-        assert (await http.ask("GET", f"{T}/subscription/s/position/4")).status == 404
-        assert (await http.ask("GET", f"{T}/ledger/{ledger}/entry/1")).body == b"m1"
-        assert (await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=2")).body == b"m1"
-        last = await http.get(f"{T}/lastMessageId")
-        assert (last["entryId"], last["batchIndex"]) == (2, 1)
-        assert (await http.get(f"{T}/messageid/0"))["entryId"] == 0
-        size = await http.done("PUT", f"{T}/backlogSize", {"ledgerId": int(ledger), "entryId": 0}, 200)
-        assert size.json > 0
-        assert (await http.get(f"{T}/subscription/s/analyzeBacklog"))["messages"] == 4
-        await http.done("POST", f"{T}/subscription/s/skip/1")
-        assert (await http.ask("GET", f"{T}/subscription/s/position/1")).body == b"m1"
-        await http.done("POST", f"{T}/subscription/s/resetcursor", {"ledgerId": int(ledger), "entryId": 1})
-        again = {"ledgerId": int(ledger), "entryId": 1, "isExcluded": True, "batchIndex": -1, "properties": None}
-        await http.done("POST", f"{T}/subscription/s/resetcursor", again)
-        assert b"one" in (await http.ask("GET", f"{T}/subscription/s/position/1")).body
-        await http.done("POST", f"{T}/subscription/s/expireMessages", {"ledgerId": int(ledger), "entryId": 2})
-        assert (await http.get(f"{T}/stats"))["subscriptions"]["s"]["msgBacklog"] == 0
         await raw.stream.close()
 
 
@@ -165,18 +59,17 @@ async def test_a_message_whose_values_are_no_text_is_shown(tmp_path: Path) -> No
         await raw.stream.close()
 
 
-async def test_a_caller_that_leaves_cancels_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
-        body = json.dumps(50).encode()
-        head = f"PUT {T}/partitions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        writer.write(head + body)
-        writer.close()
-        del reader
-        async with asyncio.timeout(10):
-            while (await http.ask("GET", f"{T}/partitions")).status == 404:
-                continue
-        assert (await http.get(f"{T}/partitions"))["partitions"] == 50
+async def test_a_caller_that_leaves_cancels_nothing(http: Http) -> None:
+    reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+    body = json.dumps(50).encode()
+    head = f"PUT {T}/partitions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    writer.write(head + body)
+    writer.close()
+    del reader
+    async with asyncio.timeout(10):
+        while (await http.ask("GET", f"{T}/partitions")).status == 404:
+            continue
+    assert (await http.get(f"{T}/partitions"))["partitions"] == 50
 
 
 class Clock:

@@ -56,20 +56,19 @@ async def post(http: Http, path: str, fields: dict[str, str], **headers: str) ->
     return await http.ask("POST", path, raw=urlencode(fields).encode(), **{"Content-Type": FORM, **headers})
 
 
-async def test_each_view_is_a_page_and_its_value_as_json(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", T)
-        await http.done("PUT", f"{T}/subscription/s", "latest")
-        for path in VIEWS:
-            found = await http.ask("GET", path)
-            assert found.status == 200, (path, found.body)
-            assert found.headers["content-type"].startswith("text/html")
-            assert [tag for tag, _ in Elements(found).tags].count("h1") == 1
-            assert isinstance(await http.get(f"{path}?format=json"), dict)
-        value = await http.get("/ui/topics/persistent/public/default/t?format=json")
-        assert [each["stats"]["name"] for each in value["subscriptions"]] == ["s"]
-        assert value["subscriptions"][0]["why"]["sentences"] == ["It has delivered everything."]
-        assert "It has delivered everything." in (await http.ask("GET", TOPIC)).body.decode()
+async def test_each_view_is_a_page_and_its_value_as_json(http: Http) -> None:
+    await http.done("PUT", T)
+    await http.done("PUT", f"{T}/subscription/s", "latest")
+    for path in VIEWS:
+        found = await http.ask("GET", path)
+        assert found.status == 200, (path, found.body)
+        assert found.headers["content-type"].startswith("text/html")
+        assert [tag for tag, _ in Elements(found).tags].count("h1") == 1
+        assert isinstance(await http.get(f"{path}?format=json"), dict)
+    value = await http.get("/ui/topics/persistent/public/default/t?format=json")
+    assert [each["stats"]["name"] for each in value["subscriptions"]] == ["s"]
+    assert value["subscriptions"][0]["why"]["sentences"] == ["It has delivered everything."]
+    assert "It has delivered everything." in (await http.ask("GET", TOPIC)).body.decode()
 
 
 def test_what_needs_somebody_is_what_status_says() -> None:
@@ -81,45 +80,42 @@ def test_what_needs_somebody_is_what_status_says() -> None:
     ]
 
 
-async def test_topics_are_found_sorted_and_paged(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        for number in range(103):
-            await http.done("PUT", f"{V2}/persistent/public/default/many-{number:03}")
-            await http.ask("GET", f"{V2}/persistent/public/default/many-{number:03}/stats")
-        first = await http.ask("GET", "/ui/topics?q=many")
-        links = [fields for tag, fields in Elements(first).tags if tag == "a" and fields.get("rel") == "next"]
-        second = await http.ask("GET", f"/ui/topics{links[0]['href']}")
-        assert "many-099" in first.body.decode()
-        assert "many-100" not in first.body.decode()
-        assert "many-102" in second.body.decode()
-        assert "many-099" not in second.body.decode()
-        assert b'aria-sort="descending"' in (await http.ask("GET", "/ui/topics?sort=backlog")).body
-        wrong = await http.ask("GET", "/ui/topics?sort=<script>")
-        assert wrong.status == 412
-        assert b"<script>" not in wrong.body.replace(b'<script type="module"', b"")
+async def test_topics_are_found_sorted_and_paged(http: Http) -> None:
+    for number in range(103):
+        await http.done("PUT", f"{V2}/persistent/public/default/many-{number:03}")
+        await http.ask("GET", f"{V2}/persistent/public/default/many-{number:03}/stats")
+    first = await http.ask("GET", "/ui/topics?q=many")
+    links = [fields for tag, fields in Elements(first).tags if tag == "a" and fields.get("rel") == "next"]
+    second = await http.ask("GET", f"/ui/topics{links[0]['href']}")
+    assert "many-099" in first.body.decode()
+    assert "many-100" not in first.body.decode()
+    assert "many-102" in second.body.decode()
+    assert "many-099" not in second.body.decode()
+    assert b'aria-sort="descending"' in (await http.ask("GET", "/ui/topics?sort=backlog")).body
+    wrong = await http.ask("GET", "/ui/topics?sort=<script>")
+    assert wrong.status == 412
+    assert b"<script>" not in wrong.body.replace(b'<script type="module"', b"")
 
 
-async def test_a_partitioned_topic_leads_to_its_partitions(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", f"{T}/partitions", 2)
-        found = Elements(await http.ask("GET", TOPIC))
-        links = [fields.get("href") for tag, fields in found.tags if tag == "a"]
-        assert "/ui/topics/persistent/public/default/t-partition-1" in links
+async def test_a_partitioned_topic_leads_to_its_partitions(http: Http) -> None:
+    await http.done("PUT", f"{T}/partitions", 2)
+    found = Elements(await http.ask("GET", TOPIC))
+    links = [fields.get("href") for tag, fields in found.tags if tag == "a"]
+    assert "/ui/topics/persistent/public/default/t-partition-1" in links
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_names_are_text(tmp_path: Path, name: str) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        topic = quote(name, safe="")
-        await http.done("PUT", f"{V2}/persistent/public/default/{topic}")
-        await http.done("PUT", f"{V2}/persistent/public/default/{topic}/subscription/{topic}", "latest")
-        own = Elements(await http.ask("GET", f"/ui/topics/persistent/public/default/{topic}"))
-        assert name in own.texts, "the name of the subscription"
-        for path in (f"persistent/public/default/{topic}", f"persistent/public/default/{topic}/ledgers", f"?q={topic}"):
-            answer = await http.ask("GET", f"/ui/topics/{path}".replace("/?", "?"))
-            assert answer.status == 200
-            assert f"persistent://public/default/{name}" in Elements(answer).texts
-            assert_is_harmless(answer)
+async def test_hostile_names_are_text(name: str, http: Http) -> None:
+    topic = quote(name, safe="")
+    await http.done("PUT", f"{V2}/persistent/public/default/{topic}")
+    await http.done("PUT", f"{V2}/persistent/public/default/{topic}/subscription/{topic}", "latest")
+    own = Elements(await http.ask("GET", f"/ui/topics/persistent/public/default/{topic}"))
+    assert name in own.texts, "the name of the subscription"
+    for path in (f"persistent/public/default/{topic}", f"persistent/public/default/{topic}/ledgers", f"?q={topic}"):
+        answer = await http.ask("GET", f"/ui/topics/{path}".replace("/?", "?"))
+        assert answer.status == 200
+        assert f"persistent://public/default/{name}" in Elements(answer).texts
+        assert_is_harmless(answer)
 
 
 def assert_is_harmless(answer: Answer) -> None:
@@ -141,25 +137,23 @@ KNOWN = {
 }  # fmt: skip
 
 
-async def test_each_answer_has_the_headers_of_the_walls(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        paths = (
-            "/ui", "/ui/login", "/ui/nothing", "/ui/static/page.js", "/ui/static/../views.py", "/ui?format=json",
-        )  # fmt: skip
-        for path in paths:
-            found = await http.ask("GET", path)
-            for name, value in application.HEADERS.items():
-                assert found.headers[name.lower()] == value, path
-        assert (await http.ask("GET", "/ui/static/..%2fwalls.py")).status == 404
-        assert (await http.ask("DELETE", "/ui")).status == 405
+async def test_each_answer_has_the_headers_of_the_walls(http: Http) -> None:
+    paths = (
+        "/ui", "/ui/login", "/ui/nothing", "/ui/static/page.js", "/ui/static/../views.py", "/ui?format=json",
+    )  # fmt: skip
+    for path in paths:
+        found = await http.ask("GET", path)
+        for name, value in application.HEADERS.items():
+            assert found.headers[name.lower()] == value, path
+    assert (await http.ask("GET", "/ui/static/..%2fwalls.py")).status == 404
+    assert (await http.ask("DELETE", "/ui")).status == 405
 
 
-async def test_a_name_of_a_stranger_opens_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost.evil.example:80", "[::1", "a@b"):
-            assert (await http.ask("GET", "/ui/topics?format=json", Host=host)).status in (400, 421), host
-        for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
-            assert (await http.ask("GET", "/ui/topics", Host=host)).status == 200, host
+async def test_a_name_of_a_stranger_opens_nothing(http: Http) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost.evil.example:80", "[::1", "a@b"):
+        assert (await http.ask("GET", "/ui/topics?format=json", Host=host)).status in (400, 421), host
+    for host in ("localhost:1", "127.0.0.1", "[::1]:80"):
+        assert (await http.ask("GET", "/ui/topics", Host=host)).status == 200, host
 
 
 async def test_a_form_of_another_site_or_browser_is_refused(tmp_path: Path) -> None:

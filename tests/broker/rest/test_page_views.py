@@ -13,7 +13,7 @@ from magnetar.broker.rest.page import topic_views
 from magnetar.metadata import paths
 from magnetar.metadata.records import UnderReplicatedRecord
 from magnetar.metadata.store import ABSENT, put_record
-from tests.broker.rest.http import V2, T, serving
+from tests.broker.rest.http import V2, Http, T, serving
 from tests.broker.rest.test_access import ALICE, NS, SUPER, guarded, lines
 from tests.broker.rest.test_page import FORM, HOSTILE, TOPIC, Elements, assert_is_harmless, token_of
 
@@ -146,17 +146,16 @@ async def test_a_subscription_shows_its_cursor_its_gaps_and_its_consumers(tmp_pa
         assert next(fields for tag, fields in elements.tags if tag == "svg")["role"] == "img"
 
 
-async def test_the_metadata_is_walked_from_its_root(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", T)
-        path = "/ui/metadata"
-        for name in ("topics", "public", "default", "t"):
-            links = [
-                fields.get("href") or "" for tag, fields in Elements(await http.ask("GET", path)).tags if tag == "a"
-            ]
-            path = "/ui/metadata" + next(each for each in links if re.fullmatch(rf"\?path=.*/{name}", each))
-        assert "TopicRecord, version 0" in (await http.ask("GET", path)).body.decode()
-        assert (await http.ask("GET", "/ui/metadata?path=topics")).status == 412
+async def test_the_metadata_is_walked_from_its_root(http: Http) -> None:
+    await http.done("PUT", T)
+    path = "/ui/metadata"
+    for name in ("topics", "public", "default", "t"):
+        links = [
+            fields.get("href") or "" for tag, fields in Elements(await http.ask("GET", path)).tags if tag == "a"
+        ]
+        path = "/ui/metadata" + next(each for each in links if re.fullmatch(rf"\?path=.*/{name}", each))
+    assert "TopicRecord, version 0" in (await http.ask("GET", path)).body.decode()
+    assert (await http.ask("GET", "/ui/metadata?path=topics")).status == 412
 
 
 async def test_a_role_sees_what_it_may_and_no_more(tmp_path: Path, lines: list[dict[str, str]]) -> None:
@@ -203,24 +202,23 @@ async def test_security_names_the_caller_and_who_was_refused(tmp_path: Path) -> 
         assert "client:alice" in found
 
 
-async def test_repair_shows_what_bookies_say_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        assert b"none: every ledger has its copies" in (await http.ask("GET", "/ui/repair")).body
-        status = (await http.get("/ui/repair?format=json"))["status"]
-        mark = {
-            "ledger": 7, "missing": {"<b>gone": "lost"}, "sinceMs": 1, "attempts": 2, "stuck": "<b>no bookie",
-            "lastError": "<b>error",
-        }  # fmt: skip
+async def test_repair_shows_what_bookies_say_of_it(monkeypatch: pytest.MonkeyPatch, http: Http) -> None:
+    assert b"none: every ledger has its copies" in (await http.ask("GET", "/ui/repair")).body
+    status = (await http.get("/ui/repair?format=json"))["status"]
+    mark = {
+        "ledger": 7, "missing": {"<b>gone": "lost"}, "sinceMs": 1, "attempts": 2, "stuck": "<b>no bookie",
+        "lastError": "<b>error",
+    }  # fmt: skip
 
-        async def say(bookies: object, names: object, verb: str, **options: object) -> dict[str, object]:
-            if verb == "under-replicated":
-                return {"ledgers": [mark], "count": 1}
-            return {**status, "underReplicated": 1, "enabled": False, "reasons": {"lost": 1}, "secondsToGo": 90}
+    async def say(bookies: object, names: object, verb: str, **options: object) -> dict[str, object]:
+        if verb == "under-replicated":
+            return {"ledgers": [mark], "count": 1}
+        return {**status, "underReplicated": 1, "enabled": False, "reasons": {"lost": 1}, "secondsToGo": 90}
 
-        monkeypatch.setattr(topic_views, "ask_bookies", say)
-        page = await http.ask("GET", "/ui/repair")
-        assert_is_harmless(page)
-        text = page.body.decode()
-        for part in ("1 ledger misses copies.", "○ <code>&lt;b&gt;gone</code> lost", "&lt;b&gt;no bookie", "90 s"):
-            assert part in text, part
-        assert "Auto-recovery is disabled" in (await http.ask("GET", "/ui")).body.decode()
+    monkeypatch.setattr(topic_views, "ask_bookies", say)
+    page = await http.ask("GET", "/ui/repair")
+    assert_is_harmless(page)
+    text = page.body.decode()
+    for part in ("1 ledger misses copies.", "○ <code>&lt;b&gt;gone</code> lost", "&lt;b&gt;no bookie", "90 s"):
+        assert part in text, part
+    assert "Auto-recovery is disabled" in (await http.ask("GET", "/ui")).body.decode()

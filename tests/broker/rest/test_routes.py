@@ -41,65 +41,62 @@ async def test_what_set_up_scripts_of_client_suites_send_is_taken(tmp_path: Path
         await http.done("PUT", f"{T}/partitions", 4, 409)
 
 
-async def test_a_namespace_keeps_what_was_noted_of_it(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        namespace = f"{V2}/namespaces/public/noted"
-        await http.done("PUT", namespace, {"properties": {"owner": "ada"}})
-        await http.done("PUT", f"{namespace}/properties", {"tier": "1", "é": ""})
-        await http.done("PUT", f"{namespace}/property/owner/eve%2Fbob")
-        assert await http.get(f"{namespace}/properties") == {"owner": "eve/bob", "tier": "1", "é": ""}
-        assert (await http.get(namespace))["properties"] == {"owner": "eve/bob", "tier": "1", "é": ""}
-        assert (await http.ask("GET", f"{namespace}/property/owner")).body == b"eve/bob"
-        await http.done("POST", f"{namespace}/messageTTL", 9)  # and policies leave properties alone, and they them
-        assert (await http.ask("DELETE", f"{namespace}/property/tier")).body == b"1"
-        await http.get(f"{namespace}/property/tier", 404)
-        assert await http.get(f"{namespace}/messageTTL") == 9
-        await http.done("DELETE", f"{namespace}/properties")
-        assert await http.get(f"{namespace}/properties") == {}
-        for wrong, status in (({"": "x"}, 412), ({"a": 1}, 400), ([], 400), ({"a": "x" * 70_000}, 412)):
-            await http.done("PUT", f"{namespace}/properties", wrong, status)
-        assert await http.get(f"{namespace}/properties") == {}
-        await http.get(f"{V2}/namespaces/public/nowhere/properties", 404)
+async def test_a_namespace_keeps_what_was_noted_of_it(http: Http) -> None:
+    namespace = f"{V2}/namespaces/public/noted"
+    await http.done("PUT", namespace, {"properties": {"owner": "ada"}})
+    await http.done("PUT", f"{namespace}/properties", {"tier": "1", "é": ""})
+    await http.done("PUT", f"{namespace}/property/owner/eve%2Fbob")
+    assert await http.get(f"{namespace}/properties") == {"owner": "eve/bob", "tier": "1", "é": ""}
+    assert (await http.get(namespace))["properties"] == {"owner": "eve/bob", "tier": "1", "é": ""}
+    assert (await http.ask("GET", f"{namespace}/property/owner")).body == b"eve/bob"
+    await http.done("POST", f"{namespace}/messageTTL", 9)  # and policies leave properties alone, and they them
+    assert (await http.ask("DELETE", f"{namespace}/property/tier")).body == b"1"
+    await http.get(f"{namespace}/property/tier", 404)
+    assert await http.get(f"{namespace}/messageTTL") == 9
+    await http.done("DELETE", f"{namespace}/properties")
+    assert await http.get(f"{namespace}/properties") == {}
+    for wrong, status in (({"": "x"}, 412), ({"a": 1}, 400), ([], 400), ({"a": "x" * 70_000}, 412)):
+        await http.done("PUT", f"{namespace}/properties", wrong, status)
+    assert await http.get(f"{namespace}/properties") == {}
+    await http.get(f"{V2}/namespaces/public/nowhere/properties", 404)
 
 
-async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", f"{T}/partitions", {"partitions": 2, "properties": {"a": "b"}})
-        await http.done("PUT", f"{T}-partition-1/properties", {"c": "d"})  # of the topic
-        assert await http.get(f"{T}/properties") == {"a": "b", "c": "d"}
-        assert (await http.get(f"{T}/partitions"))["properties"] == {"a": "b", "c": "d"}
-        await http.done("DELETE", f"{T}/properties?key=a")
-        await http.done("DELETE", f"{T}/properties?key=never")
-        await http.done("DELETE", f"{T}/properties", status=412)
-        assert await http.get(f"{T}/properties") == {"c": "d"}
-        await http.done("DELETE", f"{T}/partitions")
-        await http.get(f"{T}/properties", 404)
-        await http.done("PUT", T, {"e": "f"})
-        assert await http.get(f"{T}/properties") == {"e": "f"}
-        await http.done("PUT", f"{T}-other", {"e": 5}, 400)
-        await http.get(f"{T}-other/properties", 404)
+async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(http: Http) -> None:
+    await http.done("PUT", f"{T}/partitions", {"partitions": 2, "properties": {"a": "b"}})
+    await http.done("PUT", f"{T}-partition-1/properties", {"c": "d"})  # of the topic
+    assert await http.get(f"{T}/properties") == {"a": "b", "c": "d"}
+    assert (await http.get(f"{T}/partitions"))["properties"] == {"a": "b", "c": "d"}
+    await http.done("DELETE", f"{T}/properties?key=a")
+    await http.done("DELETE", f"{T}/properties?key=never")
+    await http.done("DELETE", f"{T}/properties", status=412)
+    assert await http.get(f"{T}/properties") == {"c": "d"}
+    await http.done("DELETE", f"{T}/partitions")
+    await http.get(f"{T}/properties", 404)
+    await http.done("PUT", T, {"e": "f"})
+    assert await http.get(f"{T}/properties") == {"e": "f"}
+    await http.done("PUT", f"{T}-other", {"e": 5}, 400)
+    await http.get(f"{T}-other/properties", 404)
 
 
 # ------------------------------------------------------------------ topics
-async def test_subscriptions_of_a_partitioned_topic_are_those_of_each_partition(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        await http.done("PUT", f"{T}/partitions", 3)
-        mine = f"{T}/subscription/mine"
-        await http.done("PUT", mine, "earliest")
-        await http.done("PUT", mine, {"ledgerId": LONG_MAX, "entryId": LONG_MAX, "partitionIndex": -1}, 409)
-        assert await http.get(f"{T}/subscriptions") == ["mine"]
-        await http.done("PUT", f"{mine}/properties", {"a": "b"})
-        assert await http.get(f"{mine}/properties") == {"a": "b"}
-        assert await http.get(f"{T}-partition-2/subscription/mine/properties") == {"a": "b"}
-        for path in ("skip_all", "resetcursor/0", "expireMessages/5"):
-            await http.done("POST", f"{mine}/{path}")
-        await http.done("POST", f"{T}/all_subscription/expireMessages/5")
-        await http.done("POST", f"{mine}/skip/1", status=405)
-        await http.done("POST", f"{T}/subscription/none/skip_all", status=404)
-        await http.done("POST", f"{NS}/clearBacklog/mine")
-        await http.done("DELETE", mine)
-        await http.done("DELETE", mine, status=404)
-        assert await http.get(f"{T}/subscriptions") == []
+async def test_subscriptions_of_a_partitioned_topic_are_those_of_each_partition(http: Http) -> None:
+    await http.done("PUT", f"{T}/partitions", 3)
+    mine = f"{T}/subscription/mine"
+    await http.done("PUT", mine, "earliest")
+    await http.done("PUT", mine, {"ledgerId": LONG_MAX, "entryId": LONG_MAX, "partitionIndex": -1}, 409)
+    assert await http.get(f"{T}/subscriptions") == ["mine"]
+    await http.done("PUT", f"{mine}/properties", {"a": "b"})
+    assert await http.get(f"{mine}/properties") == {"a": "b"}
+    assert await http.get(f"{T}-partition-2/subscription/mine/properties") == {"a": "b"}
+    for path in ("skip_all", "resetcursor/0", "expireMessages/5"):
+        await http.done("POST", f"{mine}/{path}")
+    await http.done("POST", f"{T}/all_subscription/expireMessages/5")
+    await http.done("POST", f"{mine}/skip/1", status=405)
+    await http.done("POST", f"{T}/subscription/none/skip_all", status=404)
+    await http.done("POST", f"{NS}/clearBacklog/mine")
+    await http.done("DELETE", mine)
+    await http.done("DELETE", mine, status=404)
+    assert await http.get(f"{T}/subscriptions") == []
 
 
 # ------------------------------------------------------------------ look-ups and the process

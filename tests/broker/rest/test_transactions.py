@@ -128,6 +128,5 @@ async def test_a_broker_asks_the_others_for_their_coordinators_and_topics(tmp_pa
 
 
 @pytest.mark.parametrize("text", ["", "1", "(1,x)"])
-async def test_a_route_of_an_id_takes_two_numbers(tmp_path: Path, text: str) -> None:
-    async with serving(tmp_path) as (http, _, _):
-        assert (await http.ask("GET", f"{V3}/id/{text}/2")).status in (400, 404)
+async def test_a_route_of_an_id_takes_two_numbers(text: str, http: Http) -> None:
+    assert (await http.ask("GET", f"{V3}/id/{text}/2")).status in (400, 404)

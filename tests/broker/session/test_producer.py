@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
 from magnetar.proto.errors import MagnetarError
@@ -11,7 +10,7 @@ from magnetar.proto.names import Position
 from magnetar.proto.states import BacklogQuotaState, TxnId
 from magnetar.runtime.network import CallContext
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn
-from tests.support.cluster import Cluster, client_part, cluster, payloads_of
+from tests.support.cluster import Cluster, client_part, payloads_of
 
 TOPIC = "persistent://public/default/t"
 __all__ = ["coordinator"]
@@ -72,30 +71,27 @@ class Publishing:
         return [payload for entry in entries for payload in payloads_of(entry.payload)]
 
 
-async def test_an_entry_may_change_once_publish_has_returned(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        publishing = await Publishing.opened(running)
-        for number in range(5):
-            publishing.publish(number)
-        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+async def test_an_entry_may_change_once_publish_has_returned(running: Cluster) -> None:
+    publishing = await Publishing.opened(running)
+    for number in range(5):
+        publishing.publish(number)
+    assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
 
 
-async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        publishing = await Publishing.opened(running)
-        topic = publishing.session.topic
-        topic.maintenance.quota = BacklogQuotaState.HOLD
-        for number in range(5):
-            publishing.publish(number)
-        topic.maintenance.quota = None
-        topic.gate.resume_queued_publishes()
-        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+async def test_so_may_one_that_waits_for_the_gate(running: Cluster) -> None:
+    publishing = await Publishing.opened(running)
+    topic = publishing.session.topic
+    topic.maintenance.quota = BacklogQuotaState.HOLD
+    for number in range(5):
+        publishing.publish(number)
+    topic.maintenance.quota = None
+    topic.gate.resume_queued_publishes()
+    assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
 
 
-async def test_so_may_one_that_waits_for_its_transaction(tmp_path: Path, coordinator: FakeCoordinator) -> None:
-    async with cluster(tmp_path) as running:
-        publishing, txn = await Publishing.opened(running), coordinator.begin()
-        for number in range(5):
-            publishing.publish(number, txn)
-        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
-        assert coordinator.joins == [txn]
+async def test_so_may_one_that_waits_for_its_transaction(coordinator: FakeCoordinator, running: Cluster) -> None:
+    publishing, txn = await Publishing.opened(running), coordinator.begin()
+    for number in range(5):
+        publishing.publish(number, txn)
+    assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+    assert coordinator.joins == [txn]

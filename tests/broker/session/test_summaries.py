@@ -14,7 +14,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.proto.errors import AlreadyExists, InvalidRequest, SessionExpired, SubscriptionNotFound
 from magnetar.proto.states import Blocked, LedgerStays
 from magnetar.proto.statistics import TopicRow
-from tests.support.cluster import cluster
+from tests.support.cluster import Cluster, cluster
 
 
 @pytest.fixture(autouse=True)
@@ -105,60 +105,57 @@ async def test_a_broker_that_does_not_answer_is_named_and_not_waited_for(
             assert (await admin.topic_page()).silent == ("two",)
 
 
-async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        url = f"magnetar://{running.brokers[0].endpoint}"
-        async with AdminClient(url) as admin, Client(url) as client:
-            await made(admin, "t", "s")
-            assert await admin.why_stuck("t", "s") == await admin.why_stuck("t", "s")
+async def test_why_a_subscription_does_not_get_on_is_said_in_sentences(running: Cluster) -> None:
+    url = f"magnetar://{running.brokers[0].endpoint}"
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        assert await admin.why_stuck("t", "s") == await admin.why_stuck("t", "s")
+        await send(client, "t", 5)
+        found = await admin.why_stuck("t", "s")
+        assert (found.stuck, found.blocked) == (True, Blocked.NO_CONSUMER)
+        assert found.sentences[0] == "No consumer is connected."
+        assert "5 messages wait, the oldest for" in found.sentences[2]
+        consumer = await client.subscribe("t", "s", consumer_name="ada", receiver_queue_size=1)
+        await consumer.receive()
+        held = await admin.why_stuck("t", "s")
+        assert any("Consumer 'ada'" in each for each in held.sentences), held
+        with pytest.raises(SubscriptionNotFound):
+            await admin.why_stuck("t", "none")
+
+
+async def test_what_consumers_got_is_counted_though_they_left(running: Cluster) -> None:
+    url = f"magnetar://{running.brokers[0].endpoint}"
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "s")
+        await send(client, "t", 4)
+        (topic,) = running.brokers[0].topic_manager.loaded.values()
+        subscription = topic.subscriptions["s"]
+        for messages in (4, 8):
+            consumer = await client.subscribe("t", "s", receiver_queue_size=10)
+            for _ in range(4):
+                await consumer.receive()
+            got = subscription.deliveries
+            assert got.messages == messages
+            await consumer.close()
+            assert subscription.deliveries == got
+            assert not subscription.consumers
+
+
+async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(running: Cluster) -> None:
+    url = f"magnetar://{running.brokers[0].endpoint}"
+    async with AdminClient(url) as admin, Client(url) as client:
+        await made(admin, "t", "slow")
+        await made(admin, "t", "other")
+        for _ in range(2):
             await send(client, "t", 5)
-            found = await admin.why_stuck("t", "s")
-            assert (found.stuck, found.blocked) == (True, Blocked.NO_CONSUMER)
-            assert found.sentences[0] == "No consumer is connected."
-            assert "5 messages wait, the oldest for" in found.sentences[2]
-            consumer = await client.subscribe("t", "s", consumer_name="ada", receiver_queue_size=1)
-            await consumer.receive()
-            held = await admin.why_stuck("t", "s")
-            assert any("Consumer 'ada'" in each for each in held.sentences), held
-            with pytest.raises(SubscriptionNotFound):
-                await admin.why_stuck("t", "none")
-
-
-async def test_what_consumers_got_is_counted_though_they_left(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        url = f"magnetar://{running.brokers[0].endpoint}"
-        async with AdminClient(url) as admin, Client(url) as client:
-            await made(admin, "t", "s")
-            await send(client, "t", 4)
-            (topic,) = running.brokers[0].topic_manager.loaded.values()
-            subscription = topic.subscriptions["s"]
-            for messages in (4, 8):
-                consumer = await client.subscribe("t", "s", receiver_queue_size=10)
-                for _ in range(4):
-                    await consumer.receive()
-                got = subscription.deliveries
-                assert got.messages == messages
-                await consumer.close()
-                assert subscription.deliveries == got
-                assert not subscription.consumers
-
-
-async def test_what_keeps_a_ledger_is_said_with_the_subscriptions_that_hold_it(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as running:
-        url = f"magnetar://{running.brokers[0].endpoint}"
-        async with AdminClient(url) as admin, Client(url) as client:
-            await made(admin, "t", "slow")
-            await made(admin, "t", "other")
-            for _ in range(2):
-                await send(client, "t", 5)
-                await admin.unload_topic("t")
-            await admin.skip_messages("t", "other", -1)
-            first, *_, last = (await admin.why_kept("t")).ledgers
-            assert first.stays is LedgerStays.NOT_ACKNOWLEDGED
-            assert first.subscriptions == ("slow",)
-            assert first.sentence.endswith("It waits for slow.")
-            assert first.messages == 5
-            assert last.stays is LedgerStays.OPEN
+            await admin.unload_topic("t")
+        await admin.skip_messages("t", "other", -1)
+        first, *_, last = (await admin.why_kept("t")).ledgers
+        assert first.stays is LedgerStays.NOT_ACKNOWLEDGED
+        assert first.subscriptions == ("slow",)
+        assert first.sentence.endswith("It waits for slow.")
+        assert first.messages == 5
+        assert last.stays is LedgerStays.OPEN
 
 
 def test_each_reason_to_be_blocked_says_what_would_end_it() -> None:

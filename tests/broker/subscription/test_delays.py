@@ -24,6 +24,7 @@ from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_w
 from magnetar.proto.names import Position, sticky_slot
 from magnetar.proto.states import Blocked
 from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
+from tests.broker.topic.test_maintenance import at as at
 from tests.support.cluster import payloads_of
 
 SHARED, KEY_SHARED, EXCLUSIVE = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED, wire.Subscribe.EXCLUSIVE
@@ -76,85 +77,81 @@ async def sealed(at: Deployment, name: str = "s") -> None:
 
 
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
-async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(tmp_path: Path, type_: int) -> None:
-    async with deployment(tmp_path) as at:
-        at_once = await at.consumer("exclusive")
-        shared = await at.consumer("s", type=type_)
-        payloads = await delayed(at, 5, MINUTE)
-        assert await at_once.receive_payloads(5) == payloads
-        assert await shared.quiet()
-        stats = subscription(at)
-        assert stats.delayed is not None
-        assert stats.delayed.core.count == 5
-        assert await at.backlog("s") == 5
-        assert stats.dispatcher.unacked == 0
-        await moved_on(at, 59)
-        assert await shared.quiet()
-        await moved_on(at, 1)
-        found = [await shared.receive() for _ in range(5)]
-        assert [each.redelivery_count for each in found] == [0] * 5
-        await shared.ack(*found)
-        assert await at.backlog("s") == 0
+async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(type_: int, at: Deployment) -> None:
+    at_once = await at.consumer("exclusive")
+    shared = await at.consumer("s", type=type_)
+    payloads = await delayed(at, 5, MINUTE)
+    assert await at_once.receive_payloads(5) == payloads
+    assert await shared.quiet()
+    stats = subscription(at)
+    assert stats.delayed is not None
+    assert stats.delayed.core.count == 5
+    assert await at.backlog("s") == 5
+    assert stats.dispatcher.unacked == 0
+    await moved_on(at, 59)
+    assert await shared.quiet()
+    await moved_on(at, 1)
+    found = [await shared.receive() for _ in range(5)]
+    assert [each.redelivery_count for each in found] == [0] * 5
+    await shared.ack(*found)
+    assert await at.backlog("s") == 0
 
 
 @pytest.mark.parametrize("when", ["waiting", "delivered", "restarted"])
 async def test_a_time_of_day_that_runs_back_delivers_later_and_once(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    when: str, monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
     """By as much as it ran back. What is delivered already is not delivered again, unless its broker forgets that."""
-    async with deployment(tmp_path) as at:
-        shared, back_ms = await at.consumer("s", type=SHARED), 0
-        honest = at.clock.wall_ms
-        monkeypatch.setattr(at.clock, "wall_ms", lambda: honest() - back_ms)
-        payloads = await delayed(at, 3, MINUTE)
-        await moved_on(at, 30 if when == "waiting" else 61)
-        found = [] if when == "waiting" else [await shared.receive() for _ in payloads]
-        back_ms = MINUTE
-        await moved_on(at, 0)
-        if when == "restarted":
-            await restarted(at)
-            found, shared = [], await at.consumer("s", type=SHARED)
-        assert await shared.quiet()
-        if not found:
-            await moved_on(at, 31 if when == "waiting" else 0)
-            assert await shared.quiet(), "it would be due, had the clock not run back"
-            await moved_on(at, 60)
-            found = [await shared.receive() for _ in payloads]
-        assert [payload for each in found for payload in payloads_of(each.entry)] == payloads
-        await shared.ack(*found)
-        assert await shared.quiet()
-        await until(lambda: not subscription(at).dispatcher.unacked)
-        assert await at.backlog("s") == 0
+    shared, back_ms = await at.consumer("s", type=SHARED), 0
+    honest = at.clock.wall_ms
+    monkeypatch.setattr(at.clock, "wall_ms", lambda: honest() - back_ms)
+    payloads = await delayed(at, 3, MINUTE)
+    await moved_on(at, 30 if when == "waiting" else 61)
+    found = [] if when == "waiting" else [await shared.receive() for _ in payloads]
+    back_ms = MINUTE
+    await moved_on(at, 0)
+    if when == "restarted":
+        await restarted(at)
+        found, shared = [], await at.consumer("s", type=SHARED)
+    assert await shared.quiet()
+    if not found:
+        await moved_on(at, 31 if when == "waiting" else 0)
+        assert await shared.quiet(), "it would be due, had the clock not run back"
+        await moved_on(at, 60)
+        found = [await shared.receive() for _ in payloads]
+    assert [payload for each in found for payload in payloads_of(each.entry)] == payloads
+    await shared.ack(*found)
+    assert await shared.quiet()
+    await until(lambda: not subscription(at).dispatcher.unacked)
+    assert await at.backlog("s") == 0
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
-async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, comes_first: bool) -> None:
+async def test_it_comes_by_itself_when_nothing_else_happens(comes_first: bool, at: Deployment) -> None:
     """Whether it was noted when it was stored, or read and held."""
-    async with deployment(tmp_path) as at:
-        shared = await at.consumer("s", type=SHARED) if comes_first else None
-        payloads = await delayed(at, 2, 300, 50)
-        shared = shared or await at.consumer("s", type=SHARED)
-        assert await shared.receive_payloads(2) == payloads
+    shared = await at.consumer("s", type=SHARED) if comes_first else None
+    payloads = await delayed(at, 2, 300, 50)
+    shared = shared or await at.consumer("s", type=SHARED)
+    assert await shared.receive_payloads(2) == payloads
 
 
-async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        first = await at.consumer("s", type=KEY_SHARED, consumer_name="first", permits=2)
-        moves, stays = (key_of_the(second, "first", "second") for second in (True, False))
-        producer = await at.producer()
-        await producer.send(b"1", key=moves)
-        held = await first.receive()
-        second = await at.consumer("s", type=KEY_SHARED, consumer_name="second", permits=0)
-        await producer.send(b"later", key=moves, deliver_at_ms=at.clock.wall_ms() + MINUTE)
-        await producer.send(b"2", key=stays)
-        assert await first.receive_payloads(1) == [b"2"]
-        await producer.send(b"3", key=stays)
-        await moved_on(at, 60)
-        first.permits(10)
-        assert await first.receive_payloads(1) == [b"3"]
-        second.permits(10)
-        await first.ack(held)
-        assert await second.receive_payloads(1) == [b"later"]
+async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(at: Deployment) -> None:
+    first = await at.consumer("s", type=KEY_SHARED, consumer_name="first", permits=2)
+    moves, stays = (key_of_the(second, "first", "second") for second in (True, False))
+    producer = await at.producer()
+    await producer.send(b"1", key=moves)
+    held = await first.receive()
+    second = await at.consumer("s", type=KEY_SHARED, consumer_name="second", permits=0)
+    await producer.send(b"later", key=moves, deliver_at_ms=at.clock.wall_ms() + MINUTE)
+    await producer.send(b"2", key=stays)
+    assert await first.receive_payloads(1) == [b"2"]
+    await producer.send(b"3", key=stays)
+    await moved_on(at, 60)
+    first.permits(10)
+    assert await first.receive_payloads(1) == [b"3"]
+    second.permits(10)
+    await first.ack(held)
+    assert await second.receive_payloads(1) == [b"later"]
 
 
 def key_of_the(second_one: bool, first: str, second: str) -> str:
@@ -168,16 +165,15 @@ def key_of_the(second_one: bool, first: str, second: str) -> str:
     )  # fmt: skip
 
 
-async def test_others_pass_it_and_it_comes_in_time_order(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
-        for number, delay_s in enumerate((30, 0, 10, 0, 20)):
-            await producer.send(b"%d" % number, deliver_at_ms=now_ms + delay_s * 1000 if delay_s else 0)
-        assert await shared.receive_payloads(2) == [b"1", b"3"]
-        for expected in (b"2", b"4", b"0"):
-            await moved_on(at, 10)
-            assert await shared.receive_payloads(1) == [expected]
-        assert next(iter(subscription(at).consumers.values())).member.redelivered_messages == 0
+async def test_others_pass_it_and_it_comes_in_time_order(at: Deployment) -> None:
+    shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
+    for number, delay_s in enumerate((30, 0, 10, 0, 20)):
+        await producer.send(b"%d" % number, deliver_at_ms=now_ms + delay_s * 1000 if delay_s else 0)
+    assert await shared.receive_payloads(2) == [b"1", b"3"]
+    for expected in (b"2", b"4", b"0"):
+        await moved_on(at, 10)
+        assert await shared.receive_payloads(1) == [expected]
+    assert next(iter(subscription(at).consumers.values())).member.redelivered_messages == 0
 
 
 async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
@@ -268,17 +264,16 @@ async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Pa
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
 
 
-async def test_switched_off_all_come_at_once_and_a_delay_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        shared, producer = await at.consumer("s", type=SHARED), await at.producer()
-        await delayed(at, 10)
-        await at.lay_down(max_delay_ms=MINUTE)
-        with pytest.raises(NotAllowed, match="longest, 60000 ms"):
-            await failed(producer, at.clock.wall_ms() + 2 * MINUTE)
-        await producer.send(b"ok", deliver_at_ms=at.clock.wall_ms() + MINUTE // 2)
-        await at.lay_down(delayed_delivery=False)
-        await moved_on(at, 0)
-        assert len(await shared.receive_payloads(11)) == 11
+async def test_switched_off_all_come_at_once_and_a_delay_that_is_too_long_is_refused(at: Deployment) -> None:
+    shared, producer = await at.consumer("s", type=SHARED), await at.producer()
+    await delayed(at, 10)
+    await at.lay_down(max_delay_ms=MINUTE)
+    with pytest.raises(NotAllowed, match="longest, 60000 ms"):
+        await failed(producer, at.clock.wall_ms() + 2 * MINUTE)
+    await producer.send(b"ok", deliver_at_ms=at.clock.wall_ms() + MINUTE // 2)
+    await at.lay_down(delayed_delivery=False)
+    await moved_on(at, 0)
+    assert len(await shared.receive_payloads(11)) == 11
 
 
 async def failed(producer: Any, at_ms: int) -> None:
@@ -378,34 +373,33 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
+    monkeypatch: pytest.MonkeyPatch, rings: list[None], at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        await at.consumer("s", type=SHARED)
-        for count in (20, 21):
-            await delayed(at, count, 11_000)
-            await sealed(at)
-        go_on = asyncio.Event()
-        directory = driver.DelayedDelivery._directory
+    await at.consumer("s", type=SHARED)
+    for count in (20, 21):
+        await delayed(at, count, 11_000)
+        await sealed(at)
+    go_on = asyncio.Event()
+    directory = driver.DelayedDelivery._directory
 
-        async def slow(self: driver.DelayedDelivery, ledger_id: int) -> Any:
-            if ledger_id == max(bucket.ledger_id for bucket in self._places.buckets):
-                await go_on.wait()
-            return await directory(self, ledger_id)
+    async def slow(self: driver.DelayedDelivery, ledger_id: int) -> Any:
+        if ledger_id == max(bucket.ledger_id for bucket in self._places.buckets):
+            await go_on.wait()
+        return await directory(self, ledger_id)
 
-        monkeypatch.setattr(driver.DelayedDelivery, "_directory", slow)
-        await restarted(at)
-        consumer = await at.consumer("s", type=SHARED)
-        at.clock.ahead_s += 9  # what the first bucket holds is near
-        await until(lambda: subscription(at).dispatcher.delays.count >= 20)  # type: ignore[union-attr]
-        before = len(rings)
-        subscription(at).pump.wake()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(rings) - before < 5
-        go_on.set()
-        at.clock.ahead_s += 3
-        assert len(await consumer.receive_payloads(41)) == 41
+    monkeypatch.setattr(driver.DelayedDelivery, "_directory", slow)
+    await restarted(at)
+    consumer = await at.consumer("s", type=SHARED)
+    at.clock.ahead_s += 9  # what the first bucket holds is near
+    await until(lambda: subscription(at).dispatcher.delays.count >= 20)  # type: ignore[union-attr]
+    before = len(rings)
+    subscription(at).pump.wake()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(rings) - before < 5
+    go_on.set()
+    at.clock.ahead_s += 3
+    assert len(await consumer.receive_payloads(41)) == 41
 
 
 async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
@@ -430,21 +424,20 @@ async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
 
 
 async def test_while_a_seek_or_a_close_holds_what_is_due_the_loop_does_not_turn_in_circles(
-    tmp_path: Path, rings: list[None]
+    rings: list[None], at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        consumer = await at.consumer("s", type=SHARED)
-        await delayed(at, 5, 1000)
-        subscription(at).pump.is_moving = True
-        at.clock.ahead_s += 2
-        rings.clear()
-        await until(lambda: len(rings) > 0)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(rings) < 5
-        subscription(at).pump.is_moving = False
-        subscription(at).pump.wake()
-        assert len(await consumer.receive_payloads(5)) == 5
+    consumer = await at.consumer("s", type=SHARED)
+    await delayed(at, 5, 1000)
+    subscription(at).pump.is_moving = True
+    at.clock.ahead_s += 2
+    rings.clear()
+    await until(lambda: len(rings) > 0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(rings) < 5
+    subscription(at).pump.is_moving = False
+    subscription(at).pump.wake()
+    assert len(await consumer.receive_payloads(5)) == 5
 
 
 async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_other(
@@ -472,45 +465,42 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
         assert delays.core.bucket_count == 2
 
 
-async def test_complaint_21_any_delay_lies_on_disk(tmp_path: Path) -> None:
+async def test_complaint_21_any_delay_lies_on_disk(at: Deployment) -> None:
     """RocketMQ's timers end after three days; a year is a row in a segment."""
-    async with deployment(tmp_path) as at:
-        await at.consumer("s", type=SHARED)
-        (payload,) = await delayed(at, 1, 365 * 24 * 60 * MINUTE)
-        await sealed(at)
-        await restarted(at)
-        shared = await at.consumer("s", type=SHARED)
-        await moved_on(at, 364 * 24 * 3600)
-        assert await shared.quiet()
-        await moved_on(at, 24 * 3600)
-        assert await shared.receive_payloads(1) == [payload]
+    await at.consumer("s", type=SHARED)
+    (payload,) = await delayed(at, 1, 365 * 24 * 60 * MINUTE)
+    await sealed(at)
+    await restarted(at)
+    shared = await at.consumer("s", type=SHARED)
+    await moved_on(at, 364 * 24 * 3600)
+    assert await shared.quiet()
+    await moved_on(at, 24 * 3600)
+    assert await shared.receive_payloads(1) == [payload]
 
 
-async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.consumer("s", type=SHARED)
-        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=False)
-        producer, now_ms = await at.producer(), at.clock.wall_ms()
-        for _ in range(3):
-            await producer.send(b"x" * (500 << 10), deliver_at_ms=now_ms + 10 * MINUTE)
-        await at.later(1)
-        assert not at.topic.maintenance.must_hold_producers()
-        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=True)
-        await at.later(1)
-        assert at.topic.maintenance.must_hold_producers()
+async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(at: Deployment) -> None:
+    await at.consumer("s", type=SHARED)
+    await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=False)
+    producer, now_ms = await at.producer(), at.clock.wall_ms()
+    for _ in range(3):
+        await producer.send(b"x" * (500 << 10), deliver_at_ms=now_ms + 10 * MINUTE)
+    await at.later(1)
+    assert not at.topic.maintenance.must_hold_producers()
+    await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=True)
+    await at.later(1)
+    assert at.topic.maintenance.must_hold_producers()
 
 
-async def test_skipping_and_clearing_forgets_what_is_delayed(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        shared = await at.consumer("s", type=SHARED)
-        await delayed(at, 30)
-        await sealed(at)
-        await backlog.skip_messages(at.topic.log, subscription(at), 10)
-        assert subscription(at).dispatcher.delays.count == 20  # type: ignore[union-attr]
-        await backlog.skip_messages(at.topic.log, subscription(at), -1)
-        assert subscription(at).dispatcher.delays.count == 0  # type: ignore[union-attr]
-        await moved_on(at, 11 * 60)
-        assert await shared.quiet()
+async def test_skipping_and_clearing_forgets_what_is_delayed(at: Deployment) -> None:
+    shared = await at.consumer("s", type=SHARED)
+    await delayed(at, 30)
+    await sealed(at)
+    await backlog.skip_messages(at.topic.log, subscription(at), 10)
+    assert subscription(at).dispatcher.delays.count == 20  # type: ignore[union-attr]
+    await backlog.skip_messages(at.topic.log, subscription(at), -1)
+    assert subscription(at).dispatcher.delays.count == 0  # type: ignore[union-attr]
+    await moved_on(at, 11 * 60)
+    assert await shared.quiet()
 
 
 async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_restart(tmp_path: Path) -> None:
@@ -544,12 +534,11 @@ async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_res
             await mine.acknowledge(again)
 
 
-async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
-        await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
-        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
-        (found,) = (await summaries.topic_stats(at.topic, "here")).subscriptions
-        assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
-        assert found.oldest_ms >= now_ms
-        assert await shared.quiet()
+async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(at: Deployment) -> None:
+    shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
+    await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
+    await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
+    (found,) = (await summaries.topic_stats(at.topic, "here")).subscriptions
+    assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
+    assert found.oldest_ms >= now_ms
+    assert await shared.quiet()

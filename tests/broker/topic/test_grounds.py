@@ -58,6 +58,12 @@ async def loaded(folder: Path, **changes: object) -> AsyncIterator[Loaded]:
         yield Loaded(running, producer, await running.brokers[0].topic_manager.topic(TopicName.parse(TOPIC)))
 
 
+@pytest.fixture
+async def on(tmp_path: Path) -> AsyncIterator[Loaded]:
+    async with loaded(tmp_path) as on:
+        yield on
+
+
 async def all_of(consumer: TestConsumer, *, ack: bool = True) -> list[bytes]:
     """What comes until nothing does."""
     found: list[bytes] = []
@@ -79,60 +85,57 @@ TYPES = [wire.Subscribe.EXCLUSIVE, wire.Subscribe.FAILOVER]
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 async def test_a_subscription_that_reads_compacted_goes_on_after_a_compaction_while_it_was_away(
-    tmp_path: Path, type_: Any, rounds: int
+    type_: Any, rounds: int, on: Loaded
 ) -> None:
-    async with loaded(tmp_path) as on:
-        await (await on.consumer(type=type_)).leave()
-        await on.first()
-        for _ in range(rounds - 1):
-            await on.compact()
-            await on.first()
+    await (await on.consumer(type=type_)).leave()
+    await on.first()
+    for _ in range(rounds - 1):
         await on.compact()
-        await on.later()
-        consumer = await on.consumer(type=type_)
-        assert await all_of(consumer) == LATEST_OF_EACH
-        await on.send(("z", b"z"))
-        assert await all_of(consumer) == [b"z"]
+        await on.first()
+    await on.compact()
+    await on.later()
+    consumer = await on.consumer(type=type_)
+    assert await all_of(consumer) == LATEST_OF_EACH
+    await on.send(("z", b"z"))
+    assert await all_of(consumer) == [b"z"]
 
 
 @pytest.mark.parametrize("acked", [True, False])
 @pytest.mark.parametrize("read", [0, 1, 3, 6])
 async def test_a_consumer_that_reads_compacted_starts_over_and_goes_on_after_a_compaction(
-    tmp_path: Path, read: int, acked: bool
+    read: int, acked: bool, on: Loaded
 ) -> None:
     """It has read so much of what there is, and is told to subscribe again if any of that, or the rest, is left."""
-    async with loaded(tmp_path) as on:
-        consumer = await on.consumer(permits=read)
-        await on.first()
-        for _ in range(read):
-            delivery = await consumer.receive()
-            if acked:
-                await consumer.ack(delivery)
-        await on.compact()
-        await on.later()
-        if acked and read == 6:
-            consumer.permits(100)
-            assert await all_of(consumer) == [b"e5", b"b6"]
-            return
-        with pytest.raises(Unavailable, match="was compacted"):
-            await consumer.next("delivery")
-        again = await on.consumer()
-        assert await all_of(again) == (LATEST_OF_EACH if not acked or read < 3 else LATEST_OF_EACH[1:])
+    consumer = await on.consumer(permits=read)
+    await on.first()
+    for _ in range(read):
+        delivery = await consumer.receive()
+        if acked:
+            await consumer.ack(delivery)
+    await on.compact()
+    await on.later()
+    if acked and read == 6:
+        consumer.permits(100)
+        assert await all_of(consumer) == [b"e5", b"b6"]
+        return
+    with pytest.raises(Unavailable, match="was compacted"):
+        await consumer.next("delivery")
+    again = await on.consumer()
+    assert await all_of(again) == (LATEST_OF_EACH if not acked or read < 3 else LATEST_OF_EACH[1:])
 
 
-async def test_one_that_does_not_last_and_gives_back_what_was_compacted_away_goes_on(tmp_path: Path) -> None:
-    async with loaded(tmp_path) as on:
-        consumer = await on.consumer(durable=False, start=EARLIEST, type=wire.Subscribe.FAILOVER)
-        await on.first()
-        assert len(await all_of(consumer, ack=False)) == 6
-        await on.compact()
-        await on.later()
-        consumer.frame(redeliver=wire.Redeliver())
-        try:
-            found = await all_of(consumer)
-        except MagnetarError:
-            found = await all_of(await on.consumer(durable=False, start=EARLIEST, type=wire.Subscribe.FAILOVER))
-        assert found == LATEST_OF_EACH
+async def test_one_that_does_not_last_and_gives_back_what_was_compacted_away_goes_on(on: Loaded) -> None:
+    consumer = await on.consumer(durable=False, start=EARLIEST, type=wire.Subscribe.FAILOVER)
+    await on.first()
+    assert len(await all_of(consumer, ack=False)) == 6
+    await on.compact()
+    await on.later()
+    consumer.frame(redeliver=wire.Redeliver())
+    try:
+        found = await all_of(consumer)
+    except MagnetarError:
+        found = await all_of(await on.consumer(durable=False, start=EARLIEST, type=wire.Subscribe.FAILOVER))
+    assert found == LATEST_OF_EACH
 
 
 @pytest.mark.parametrize("compacted", [True, False])
@@ -158,17 +161,16 @@ async def test_a_reader_goes_on_after_the_first_compaction(tmp_path: Path, compa
 
 @pytest.mark.parametrize("type_", [*TYPES, wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED])
 async def test_what_reads_everything_does_not_notice_a_compaction_also_when_its_last_consumer_read_compacted(
-    tmp_path: Path, type_: Any
+    type_: Any, on: Loaded
 ) -> None:
-    async with loaded(tmp_path) as on:
-        await (await on.consumer()).leave()
-        connected = await on.consumer("plain", type=type_, read_compacted=False, permits=2)
-        await on.first()
-        await on.compact()
-        await on.later()
-        connected.permits(100)
-        for consumer in (connected, await on.consumer(type=type_, read_compacted=False)):
-            assert sorted(await all_of(consumer)) == sorted([b"a1", NULL, b"b2", b"c3", NULL, b"d4", b"e5", b"b6"])
+    await (await on.consumer()).leave()
+    connected = await on.consumer("plain", type=type_, read_compacted=False, permits=2)
+    await on.first()
+    await on.compact()
+    await on.later()
+    connected.permits(100)
+    for consumer in (connected, await on.consumer(type=type_, read_compacted=False)):
+        assert sorted(await all_of(consumer)) == sorted([b"a1", NULL, b"b2", b"c3", NULL, b"d4", b"e5", b"b6"])
 
 
 @pytest.mark.parametrize("reload", [False, True])
@@ -230,39 +232,37 @@ async def test_whatever_is_loaded_goes_on_after_the_first_transaction(
 
 @pytest.mark.parametrize("type_", [wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED])
 async def test_whatever_is_loaded_goes_on_after_a_first_delayed_message_and_a_first_dead_letter_policy(
-    tmp_path: Path, type_: Any
+    type_: Any, on: Loaded
 ) -> None:
-    async with loaded(tmp_path) as on:
-        options = {"type": type_, "read_compacted": False}
-        await (await on.consumer("away", **options)).leave()
-        unread = await on.consumer("unread", permits=2, **options)
-        await on.first()
-        held = [await unread.receive() for _ in range(2)]
-        await on.producer.send(b"late", key="l", deliver_at_ms=on.running.world.clock.wall_ms() + 400)
-        for each in ("away", "unread"):
-            subscription = on.topic.find_subscription(each)
-            await on.topic.registry.set_properties(subscription, {"dead-letter.max-redeliver-count": "3"})
-        assert len(held) == 2
-        unread.frame(redeliver=wire.Redeliver())
-        unread.permits(100)
-        for consumer in (unread, await on.consumer("away", **options)):
-            found = await consumer.receive_payloads(7)
-            assert sorted(found) == sorted([b"a1", NULL, b"b2", b"c3", NULL, b"d4", b"late"])
-            assert found[-1] == b"late"
+    options = {"type": type_, "read_compacted": False}
+    await (await on.consumer("away", **options)).leave()
+    unread = await on.consumer("unread", permits=2, **options)
+    await on.first()
+    held = [await unread.receive() for _ in range(2)]
+    await on.producer.send(b"late", key="l", deliver_at_ms=on.running.world.clock.wall_ms() + 400)
+    for each in ("away", "unread"):
+        subscription = on.topic.find_subscription(each)
+        await on.topic.registry.set_properties(subscription, {"dead-letter.max-redeliver-count": "3"})
+    assert len(held) == 2
+    unread.frame(redeliver=wire.Redeliver())
+    unread.permits(100)
+    for consumer in (unread, await on.consumer("away", **options)):
+        found = await consumer.receive_payloads(7)
+        assert sorted(found) == sorted([b"a1", NULL, b"b2", b"c3", NULL, b"d4", b"late"])
+        assert found[-1] == b"late"
 
 
-async def test_a_producer_that_is_connected_goes_on_when_deduplication_is_turned_on_and_off(tmp_path: Path) -> None:
-    async with loaded(tmp_path) as on:
-        await on.first()
-        applied = on.topic.applied
-        for enabled in (True, False, True):
-            on.topic.apply(replace(applied, deduplication=enabled))
-            await on.later()  # the first of them turns it on or off
-            if (working := on.topic.dedup._working) is not None:
-                await working
-            assert on.topic.dedup.is_enabled is enabled
-            on.producer.sequence_id -= 1
-            assert (await on.producer.send(b"b6", key="b")).duplicate is enabled
-            await on.later()
-        reader = await on.consumer("r", durable=False, read_compacted=False, start=EARLIEST)
-        assert len(await all_of(reader, ack=False)) == 6 + 3 * 4 + 1
+async def test_a_producer_that_is_connected_goes_on_when_deduplication_is_turned_on_and_off(on: Loaded) -> None:
+    await on.first()
+    applied = on.topic.applied
+    for enabled in (True, False, True):
+        on.topic.apply(replace(applied, deduplication=enabled))
+        await on.later()  # the first of them turns it on or off
+        if (working := on.topic.dedup._working) is not None:
+            await working
+        assert on.topic.dedup.is_enabled is enabled
+        on.producer.sequence_id -= 1
+        assert (await on.producer.send(b"b6", key="b")).duplicate is enabled
+        await on.later()
+    reader = await on.consumer("r", durable=False, read_compacted=False, start=EARLIEST)
+    assert len(await all_of(reader, ack=False)) == 6 + 3 * 4 + 1

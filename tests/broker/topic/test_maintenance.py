@@ -90,47 +90,51 @@ async def deployment(folder: Path, **changes: Any) -> AsyncIterator[Deployment]:
         yield Deployment(running, clock)
 
 
-async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each_subscription(tmp_path: Path) -> None:
+@pytest.fixture
+async def at(tmp_path: Path) -> AsyncIterator[Deployment]:
     async with deployment(tmp_path) as at:
-        await at.lay_down(message_ttl_s=60)
-        producer, first, second = await at.producer(), await at.consumer("a"), await at.consumer("b")
-        for number in range(20):
-            await producer.send(b"%d" % number)
-            at.clock.ahead_s += 1
-        assert await first.receive_payloads(20) == [b"%d" % number for number in range(20)]
-        await second.receive_payloads(20)
-        await at.later(49)  # 69 s after the first, 50 after the last
-        left = await at.backlog("a")
-        assert 10 <= left <= 12, "those that are not a minute old stay, and no others"
-        assert await at.backlog("b") == left
-        await at.later(60)
-        assert await at.backlog("a") == await at.backlog("b") == 0
-        assert at.topic.maintenance.expired == 40
+        yield at
+
+
+async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each_subscription(at: Deployment) -> None:
+    await at.lay_down(message_ttl_s=60)
+    producer, first, second = await at.producer(), await at.consumer("a"), await at.consumer("b")
+    for number in range(20):
+        await producer.send(b"%d" % number)
+        at.clock.ahead_s += 1
+    assert await first.receive_payloads(20) == [b"%d" % number for number in range(20)]
+    await second.receive_payloads(20)
+    await at.later(49)  # 69 s after the first, 50 after the last
+    left = await at.backlog("a")
+    assert 10 <= left <= 12, "those that are not a minute old stay, and no others"
+    assert await at.backlog("b") == left
+    await at.later(60)
+    assert await at.backlog("a") == await at.backlog("b") == 0
+    assert at.topic.maintenance.expired == 40
 
 
 async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(message_ttl_s=60)
-        producer, _ = await at.producer(), await at.consumer(permits=0)
-        for number in range(200):
-            await producer.send(b"%d" % number)
-        reads = 0
-        entry = at.topic.log.reader.read_entry
+    await at.lay_down(message_ttl_s=60)
+    producer, _ = await at.producer(), await at.consumer(permits=0)
+    for number in range(200):
+        await producer.send(b"%d" % number)
+    reads = 0
+    entry = at.topic.log.reader.read_entry
 
-        async def counted(position: Any) -> Any:
-            nonlocal reads
-            reads += 1
-            return await entry(position)
+    async def counted(position: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await entry(position)
 
-        monkeypatch.setattr(at.topic.log.reader, "read_entry", counted)
-        for _ in range(10):
-            await at.later(1)
-        assert reads == 1, "the age of the oldest message is read once"
-        await at.later(100)
-        assert await at.backlog("s") == 0
-        assert reads < 40, "a bisection, not a scan"
+    monkeypatch.setattr(at.topic.log.reader, "read_entry", counted)
+    for _ in range(10):
+        await at.later(1)
+    assert reads == 1, "the age of the oldest message is read once"
+    await at.later(100)
+    assert await at.backlog("s") == 0
+    assert reads < 40, "a bisection, not a scan"
 
 
 def in_memory() -> Counter[str]:
@@ -141,45 +145,43 @@ def in_memory() -> Counter[str]:
     return Counter({**ours, "Task": len(asyncio.all_tasks())})
 
 
-async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_memory(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        producer, consumer = await at.producer(), await at.consumer()
+async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_memory(at: Deployment) -> None:
+    producer, consumer = await at.producer(), await at.consumer()
 
-        async def turn() -> None:
-            await producer.send(b"x" * 1000)
-            await consumer.ack(await consumer.receive())
-            await at.topic.log.roll()
-            await at.topic.trim()
-
-        for _ in range(TURNS):  # some that ended are remembered (ledger/client.py)
-            await turn()
-        before = in_memory()
-        for _ in range(TURNS):
-            await turn()
-        grown = in_memory()
-        grown.subtract(before)
-        assert {name: count for name, count in grown.items() if count >= TURNS // 2 and name not in BOUNDED} == {}
-        assert len(at.topic.log.shape.spans) <= 2
-
-
-async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_frees_it(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(retention_minutes=10, retention_mib=-1)
-        producer, consumer = await at.producer(), await at.consumer()
-        await producer.send(b"old")
+    async def turn() -> None:
+        await producer.send(b"x" * 1000)
         await consumer.ack(await consumer.receive())
-        old = at.topic.log.shape.tail.ledger_id
-        await at.later(1)
-        assert at.topic.log.shape.tail.ledger_id == old, "it is not idle yet"
-        await at.later(61)
-        assert at.topic.log.shape.tail.ledger_id > old
-        assert at.topic.log.shape.size > 0, "retained for ten minutes"
-        await at.later(601)
-        assert [span.ledger_id for span in at.topic.log.shape.spans] == [at.topic.log.shape.tail.ledger_id]
-        assert at.topic.log.shape.size == 0
-        receipt = await producer.send(b"new")
-        assert receipt.index == 1, "the numbers go on"
-        assert await consumer.receive_payloads(1) == [b"new"]
+        await at.topic.log.roll()
+        await at.topic.trim()
+
+    for _ in range(TURNS):  # some that ended are remembered (ledger/client.py)
+        await turn()
+    before = in_memory()
+    for _ in range(TURNS):
+        await turn()
+    grown = in_memory()
+    grown.subtract(before)
+    assert {name: count for name, count in grown.items() if count >= TURNS // 2 and name not in BOUNDED} == {}
+    assert len(at.topic.log.shape.spans) <= 2
+
+
+async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_frees_it(at: Deployment) -> None:
+    await at.lay_down(retention_minutes=10, retention_mib=-1)
+    producer, consumer = await at.producer(), await at.consumer()
+    await producer.send(b"old")
+    await consumer.ack(await consumer.receive())
+    old = at.topic.log.shape.tail.ledger_id
+    await at.later(1)
+    assert at.topic.log.shape.tail.ledger_id == old, "it is not idle yet"
+    await at.later(61)
+    assert at.topic.log.shape.tail.ledger_id > old
+    assert at.topic.log.shape.size > 0, "retained for ten minutes"
+    await at.later(601)
+    assert [span.ledger_id for span in at.topic.log.shape.spans] == [at.topic.log.shape.tail.ledger_id]
+    assert at.topic.log.shape.size == 0
+    receipt = await producer.send(b"new")
+    assert receipt.index == 1, "the numbers go on"
+    assert await consumer.receive_payloads(1) == [b"new"]
 
 
 async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_over(tmp_path: Path) -> None:
@@ -217,70 +219,66 @@ async def test_by_default_a_topic_without_subscriptions_keeps_seven_days_and_a_g
 
 
 async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        producer, consumer = await at.producer(), await at.consumer()
-        await producer.send(b"1")
-        await consumer.ack(await consumer.receive())
+    producer, consumer = await at.producer(), await at.consumer()
+    await producer.send(b"1")
+    await consumer.ack(await consumer.receive())
 
-        async def full(*_: Any, **__: Any) -> Any:
-            raise Unavailable("no bookie has room")
+    async def full(*_: Any, **__: Any) -> Any:
+        raise Unavailable("no bookie has room")
 
-        monkeypatch.setattr(at.topic.log._managed_ledger, "make_next_ledger_record", full)
-        await at.later(61)
-        await producer.send(b"2")
-        assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
-
-
-async def test_a17_past_the_quota_publishes_are_refused_until_there_is_room(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(backlog_quota_s=60, backlog_quota_policy="producer_exception")
-        producer, consumer = await at.producer(), await at.consumer()
-        await producer.send(b"1")
-        await at.later(61)
-        with pytest.raises(BacklogQuotaExceeded):
-            await at.producer("late")
-        producer.publish(b"x")
-        failed = (await producer.next("failed")).error
-        assert failed.code == BacklogQuotaExceeded.code
-        await consumer.ack(await consumer.receive())
-        await at.later(1)
-        producer.sequence_id = 10
-        await producer.send(b"2")
+    monkeypatch.setattr(at.topic.log._managed_ledger, "make_next_ledger_record", full)
+    await at.later(61)
+    await producer.send(b"2")
+    assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
 
 
-async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(backlog_quota_s=60)
-        producer, consumer = await at.producer(), await at.consumer()
-        await producer.send(b"1")
-        await at.later(61)
-        assert at.broker.topic_manager.is_blocking_producers
-        producer.publish(b"2")  # was asked for before the stream was left alone
-        producer.publish(b"3")
-        await consumer.ack(await consumer.receive())
-        await at.later(1)
-        assert not at.broker.topic_manager.is_blocking_producers
-        assert await consumer.receive_payloads(2) == [b"2", b"3"]
+async def test_a17_past_the_quota_publishes_are_refused_until_there_is_room(at: Deployment) -> None:
+    await at.lay_down(backlog_quota_s=60, backlog_quota_policy="producer_exception")
+    producer, consumer = await at.producer(), await at.consumer()
+    await producer.send(b"1")
+    await at.later(61)
+    with pytest.raises(BacklogQuotaExceeded):
+        await at.producer("late")
+    producer.publish(b"x")
+    failed = (await producer.next("failed")).error
+    assert failed.code == BacklogQuotaExceeded.code
+    await consumer.ack(await consumer.receive())
+    await at.later(1)
+    producer.sequence_id = 10
+    await producer.send(b"2")
+
+
+async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(at: Deployment) -> None:
+    await at.lay_down(backlog_quota_s=60)
+    producer, consumer = await at.producer(), await at.consumer()
+    await producer.send(b"1")
+    await at.later(61)
+    assert at.broker.topic_manager.is_blocking_producers
+    producer.publish(b"2")  # was asked for before the stream was left alone
+    producer.publish(b"3")
+    await consumer.ack(await consumer.receive())
+    await at.later(1)
+    assert not at.broker.topic_manager.is_blocking_producers
+    assert await consumer.receive_payloads(2) == [b"2", b"3"]
 
 
 async def test_a17_past_the_quota_the_oldest_messages_go_and_the_log_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_policy="consumer_backlog_eviction")
-        producer, _ = await at.producer(), await at.consumer(permits=0)
-        for _ in range(15):
-            await producer.send(bytes(100_000))
+    await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_policy="consumer_backlog_eviction")
+    producer, _ = await at.producer(), await at.consumer(permits=0)
+    for _ in range(15):
+        await producer.send(bytes(100_000))
+    await at.later(1)
+    assert await at.backlog("s") == 10, "a MiB stays"
+    for _ in range(3):
+        await producer.send(bytes(200_000))
         await at.later(1)
-        assert await at.backlog("s") == 10, "a MiB stays"
-        for _ in range(3):
-            await producer.send(bytes(200_000))
-            await at.later(1)
-        assert at.topic.maintenance.evicted > 5
-        said = [each.message for each in caplog.records if "given up" in each.message]
-        assert said == [f"{NAME}: the oldest messages are given up: the backlog quota is reached: 5 entries so far"]
+    assert at.topic.maintenance.evicted > 5
+    said = [each.message for each in caplog.records if "given up" in each.message]
+    assert said == [f"{NAME}: the oldest messages are given up: the backlog quota is reached: 5 entries so far"]
 
 
 async def test_an_eviction_that_fails_at_another_subscription_is_in_the_log(
@@ -305,76 +303,72 @@ async def test_an_eviction_that_fails_at_another_subscription_is_in_the_log(
         assert sum("given up" in each.message for each in caplog.records) == 1
 
 
-async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        producer = await at.producer()
-        await at.lay_down(inactive_s=60)
-        await at.later(100)
-        assert TOPIC in at.broker.topics, "a producer is there"
-        await producer.close()
-        while at.topic.producers:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await at.later(1)
-        await at.later(58)
-        assert TOPIC in at.broker.topics
-        await at.later(5)
-        assert TOPIC not in at.broker.topics
-        assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
-        assert await at.broker.topic_manager.policies.read_set_policies(NAME.namespace_name, NAME) == Policies()
+async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(at: Deployment) -> None:
+    producer = await at.producer()
+    await at.lay_down(inactive_s=60)
+    await at.later(100)
+    assert TOPIC in at.broker.topics, "a producer is there"
+    await producer.close()
+    while at.topic.producers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await at.later(1)
+    await at.later(58)
+    assert TOPIC in at.broker.topics
+    await at.later(5)
+    assert TOPIC not in at.broker.topics
+    assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
+    assert await at.broker.topic_manager.policies.read_set_policies(NAME.namespace_name, NAME) == Policies()
 
 
 async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(
-    tmp_path: Path,
+    at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        producer, consumer = await at.producer(), await at.consumer()
-        await producer.send(b"1")
-        delivery = await consumer.receive()
-        await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
-        await producer.close()
-        await consumer.close()
-        while at.topic.connected_client_count:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await at.later(1)
-        await at.later(100)
-        assert TOPIC in at.broker.topics, "something is left to read"
-        acked = AckedEntry(Position(delivery.ledger_id, delivery.entry_id))
-        at.topic.find_subscription("s").ack(None, [acked])
-        await at.later(1)
-        assert TOPIC not in at.broker.topics
+    producer, consumer = await at.producer(), await at.consumer()
+    await producer.send(b"1")
+    delivery = await consumer.receive()
+    await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
+    await producer.close()
+    await consumer.close()
+    while at.topic.connected_client_count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await at.later(1)
+    await at.later(100)
+    assert TOPIC in at.broker.topics, "something is left to read"
+    acked = AckedEntry(Position(delivery.ledger_id, delivery.entry_id))
+    at.topic.find_subscription("s").ack(None, [acked])
+    await at.later(1)
+    assert TOPIC not in at.broker.topics
 
 
-async def test_s16_a_subscription_without_consumers_expires(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(subscription_expiration_s=60)
-        stays, goes = await at.consumer("stays"), await at.consumer("goes")
-        await goes.close()
-        while at.topic.find_subscription("goes").consumers:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await at.later(1)
-        await at.later(59)
-        assert "goes" in at.topic.subscriptions
-        await at.later(2)
-        with pytest.raises(SubscriptionNotFound):
-            at.topic.find_subscription("goes")
-        assert at.topic.find_subscription("stays").consumers
-        await stays.close()
+async def test_s16_a_subscription_without_consumers_expires(at: Deployment) -> None:
+    await at.lay_down(subscription_expiration_s=60)
+    stays, goes = await at.consumer("stays"), await at.consumer("goes")
+    await goes.close()
+    while at.topic.find_subscription("goes").consumers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await at.later(1)
+    await at.later(59)
+    assert "goes" in at.topic.subscriptions
+    await at.later(2)
+    with pytest.raises(SubscriptionNotFound):
+        at.topic.find_subscription("goes")
+    assert at.topic.find_subscription("stays").consumers
+    await stays.close()
 
 
-async def test_t7_readers_of_a_terminated_topic_see_its_end_after_its_last_message(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        producer, consumer = await at.producer(), await at.consumer(permits=1)
-        await producer.send(b"1")
-        await producer.send(b"2")
-        assert await consumer.receive_payloads(1) == [b"1"]
-        await at.topic.log.terminate()
-        assert await consumer.quiet(), "one message is left"
-        consumer.permits(1)
-        assert await consumer.receive_payloads(1) == [b"2"]
-        await consumer.next("end_of_topic")
-        late = await at.consumer("late")
-        assert await late.receive_payloads(2) == [b"1", b"2"]
-        await late.next("end_of_topic")
+async def test_t7_readers_of_a_terminated_topic_see_its_end_after_its_last_message(at: Deployment) -> None:
+    producer, consumer = await at.producer(), await at.consumer(permits=1)
+    await producer.send(b"1")
+    await producer.send(b"2")
+    assert await consumer.receive_payloads(1) == [b"1"]
+    await at.topic.log.terminate()
+    assert await consumer.quiet(), "one message is left"
+    consumer.permits(1)
+    assert await consumer.receive_payloads(1) == [b"2"]
+    await consumer.next("end_of_topic")
+    late = await at.consumer("late")
+    assert await late.receive_payloads(2) == [b"1", b"2"]
+    await late.next("end_of_topic")
 
 
 async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is_written(tmp_path: Path) -> None:
@@ -392,75 +386,70 @@ async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is
         assert await consumer.receive_payloads(1) == [b"next"]
 
 
-async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.producer()
-        await at.consumer()
-        with pytest.raises(Busy):
-            await at.broker.topic_manager.delete_topic(NAME, force=False)
-        await at.broker.topic_manager.delete_topic(NAME, force=True)
-        assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
+async def test_t7_delete_has_guards_and_force_does_without_them(at: Deployment) -> None:
+    await at.producer()
+    await at.consumer()
+    with pytest.raises(Busy):
+        await at.broker.topic_manager.delete_topic(NAME, force=False)
+    await at.broker.topic_manager.delete_topic(NAME, force=True)
+    assert await at.broker.topic_manager.catalog.count_partitions(NAME) is None
 
 
 async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, at: Deployment
 ) -> None:
-    async with deployment(tmp_path) as at:
-        await at.producer()
-        done: list[str] = []
+    await at.producer()
+    done: list[str] = []
 
-        def failing(step: Any) -> Any:
-            async def run(_: Any) -> None:
-                done.append(step.__name__)
-                raise Unavailable("bookies do not answer")
+    def failing(step: Any) -> Any:
+        async def run(_: Any) -> None:
+            done.append(step.__name__)
+            raise Unavailable("bookies do not answer")
 
-            return run
+        return run
 
-        monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
-        await at.later(1)
-        assert done == ["expire", "apply_quota", "run_parts", "roll", "trim", "delete_idle_subscriptions"]
-
-
-async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(subscription_dispatch_rate_messages=50)
-        producer, consumer = await at.producer(), await at.consumer()
-        for number in range(70):
-            producer.publish(b"%d" % number)
-        assert await consumer.receive_payloads(50) == [b"%d" % number for number in range(50)]
-        assert at.topic.find_subscription("s").pump.blocked is Blocked.THROTTLED
-        assert await consumer.receive_payloads(20) == [b"%d" % number for number in range(50, 70)]
-        assert at.topic.find_subscription("s").pump.rates[0].throttled > 0
+    monkeypatch.setattr("magnetar.broker.topic.maintenance.STEPS", tuple(failing(step) for step in STEPS))
+    await at.later(1)
+    assert done == ["expire", "apply_quota", "run_parts", "roll", "trim", "delete_idle_subscriptions"]
 
 
-async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(publish_rate_messages=50)
-        producer = await at.producer()
-        begin = asyncio.get_running_loop().time()
-        for number in range(120):
-            await producer.send(b"%d" % number)
-        assert asyncio.get_running_loop().time() - begin > 0.9, "50 at once, 70 more at 50 a second"
-        assert at.topic.log.shape.end_index == 120
+async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(at: Deployment) -> None:
+    await at.lay_down(subscription_dispatch_rate_messages=50)
+    producer, consumer = await at.producer(), await at.consumer()
+    for number in range(70):
+        producer.publish(b"%d" % number)
+    assert await consumer.receive_payloads(50) == [b"%d" % number for number in range(50)]
+    assert at.topic.find_subscription("s").pump.blocked is Blocked.THROTTLED
+    assert await consumer.receive_payloads(20) == [b"%d" % number for number in range(50, 70)]
+    assert at.topic.find_subscription("s").pump.rates[0].throttled > 0
 
 
-async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(max_producers=1, max_consumers=2, max_consumers_per_subscription=1, max_subscriptions=2)
-        await at.producer("one")
-        with pytest.raises(ProducerBusy, match="1 producers"):
-            await at.producer("two")
-        await at.consumer("a")
-        with pytest.raises(ConsumerBusy, match="subscription 'a' has 1 consumers"):
-            await at.consumer("a", type=wire.Subscribe.SHARED)
-        await at.consumer("b")
-        with pytest.raises(NotAllowed, match="2 subscriptions"):
-            await at.consumer("c")
-        await at.lay_down(max_subscriptions=0)
-        with pytest.raises(ConsumerBusy, match="has 2 consumers"):
-            await at.consumer("c")
-        await at.lay_down(max_producers=0)
+async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(at: Deployment) -> None:
+    await at.lay_down(publish_rate_messages=50)
+    producer = await at.producer()
+    begin = asyncio.get_running_loop().time()
+    for number in range(120):
+        await producer.send(b"%d" % number)
+    assert asyncio.get_running_loop().time() - begin > 0.9, "50 at once, 70 more at 50 a second"
+    assert at.topic.log.shape.end_index == 120
+
+
+async def test_t10_limits_of_numbers_are_kept_and_said(at: Deployment) -> None:
+    await at.lay_down(max_producers=1, max_consumers=2, max_consumers_per_subscription=1, max_subscriptions=2)
+    await at.producer("one")
+    with pytest.raises(ProducerBusy, match="1 producers"):
         await at.producer("two")
+    await at.consumer("a")
+    with pytest.raises(ConsumerBusy, match="subscription 'a' has 1 consumers"):
+        await at.consumer("a", type=wire.Subscribe.SHARED)
+    await at.consumer("b")
+    with pytest.raises(NotAllowed, match="2 subscriptions"):
+        await at.consumer("c")
+    await at.lay_down(max_subscriptions=0)
+    with pytest.raises(ConsumerBusy, match="has 2 consumers"):
+        await at.consumer("c")
+    await at.lay_down(max_producers=0)
+    await at.producer("two")
 
 
 async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_returns_is_not_locked_out(
@@ -479,46 +468,42 @@ async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_retur
         await at.consumer("a", instance="a")
 
 
-async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(auto_subscription_creation=False)
-        with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
-            await at.consumer("s")
-        await at.topic.registry.subscribe("s")
+async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(at: Deployment) -> None:
+    await at.lay_down(auto_subscription_creation=False)
+    with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
         await at.consumer("s")
-        await at.consumer("reader", durable=False)
+    await at.topic.registry.subscribe("s")
+    await at.consumer("s")
+    await at.consumer("reader", durable=False)
 
 
-async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_not(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(subscribe_rate=2, subscribe_rate_period_s=3600)
-        shared: dict[str, Any] = {"type": wire.Subscribe.SHARED}  # the broker may not yet know that one has gone
-        for _ in range(2):
-            await (await at.consumer(consumer_name="restless", **shared)).close()
-        with pytest.raises(BackPressure, match=r"'restless' has subscribed 2 times within 3600 s"):
-            await at.consumer(consumer_name="restless", **shared)
-        assert BackPressure.retryable
-        await at.consumer(**shared, consumer_name="calm")
-        await at.lay_down(subscribe_rate=0)
-        await at.consumer(**shared, consumer_name="restless")
+async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_not(at: Deployment) -> None:
+    await at.lay_down(subscribe_rate=2, subscribe_rate_period_s=3600)
+    shared: dict[str, Any] = {"type": wire.Subscribe.SHARED}  # the broker may not yet know that one has gone
+    for _ in range(2):
+        await (await at.consumer(consumer_name="restless", **shared)).close()
+    with pytest.raises(BackPressure, match=r"'restless' has subscribed 2 times within 3600 s"):
+        await at.consumer(consumer_name="restless", **shared)
+    assert BackPressure.retryable
+    await at.consumer(**shared, consumer_name="calm")
+    await at.lay_down(subscribe_rate=0)
+    await at.consumer(**shared, consumer_name="restless")
 
 
-async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        producer = await at.producer()
-        await producer.send(bytes(2000))
-        await at.lay_down(max_message_bytes=1000)
-        producer.publish(bytes(2000))
-        assert (await producer.next("failed")).error.code == MessageTooLarge.code
-        assert (await at.producer("late")).answer.max_message_size == 1000
+async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(at: Deployment) -> None:
+    producer = await at.producer()
+    await producer.send(bytes(2000))
+    await at.lay_down(max_message_bytes=1000)
+    producer.publish(bytes(2000))
+    assert (await producer.next("failed")).error.code == MessageTooLarge.code
+    assert (await at.producer("late")).answer.max_message_size == 1000
 
 
-async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    async with deployment(tmp_path) as at:
-        await at.lay_down(subscription_types=("Shared",))
-        with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
-            await at.consumer("a")
-        await at.consumer("a", type=wire.Subscribe.SHARED)
+async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(at: Deployment) -> None:
+    await at.lay_down(subscription_types=("Shared",))
+    with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
+        await at.consumer("a")
+    await at.consumer("a", type=wire.Subscribe.SHARED)
 
 
 async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_part(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import LedgerStays
-from tests.support.cluster import SMALL, TestConsumer, TestProducer, cluster
+from tests.support.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
@@ -44,50 +44,46 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_a_topic_opens_its_parts_after_its_log_and_before_its_subscriptions(
-    tmp_path: Path, calls: list[str]
+    calls: list[str], running: Cluster
 ) -> None:
-    async with cluster(tmp_path) as running:
-        await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
-        await running.brokers[0].topic_manager.unload_topic(NAME)
-        calls.clear()
-        await running.brokers[0].topic_manager.topic(NAME)
-        assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
+    await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
+    await running.brokers[0].topic_manager.unload_topic(NAME)
+    calls.clear()
+    await running.brokers[0].topic_manager.topic(NAME)
+    assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
 
 
 async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_after(
-    tmp_path: Path, calls: list[str]
+    calls: list[str], running: Cluster
 ) -> None:
-    async with cluster(tmp_path) as running:
-        await running.brokers[0].topic_manager.topic(NAME)
-        calls.clear()
-        await running.brokers[0].topic_manager.unload_topic(NAME)
-        first = list(dict.fromkeys(calls))
-        assert first == [*_each("stop"), "TopicLog.close", *_each("close")]
+    await running.brokers[0].topic_manager.topic(NAME)
+    calls.clear()
+    await running.brokers[0].topic_manager.unload_topic(NAME)
+    first = list(dict.fromkeys(calls))
+    assert first == [*_each("stop"), "TopicLog.close", *_each("close")]
 
 
 async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_ledgers(
-    tmp_path: Path, calls: list[str]
+    calls: list[str], running: Cluster
 ) -> None:
-    async with cluster(tmp_path) as running:
-        topic = await running.brokers[0].topic_manager.topic(NAME)
-        calls.clear()
-        topic.log.abandon(Unavailable("by a test"))
-        assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
-        await running.brokers[0].topic_manager.topic(NAME)
-        calls.clear()
-        await running.brokers[0].topic_manager.delete_topic(NAME, force=True)
-        assert calls[-len(PARTS) :] == _each("own_ledgers")
+    topic = await running.brokers[0].topic_manager.topic(NAME)
+    calls.clear()
+    topic.log.abandon(Unavailable("by a test"))
+    assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
+    await running.brokers[0].topic_manager.topic(NAME)
+    calls.clear()
+    await running.brokers[0].topic_manager.delete_topic(NAME, force=True)
+    assert calls[-len(PARTS) :] == _each("own_ledgers")
 
 
 async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_before_a_trim(
-    tmp_path: Path, calls: list[str]
+    calls: list[str], running: Cluster
 ) -> None:
-    async with cluster(tmp_path) as running:
-        await running.brokers[0].topic_manager.topic(NAME)
-        calls.clear()
-        await running.brokers[0].topic_manager.maintain_topics()
-        assert [each for each in calls if "run_due" in each] == _each("run_due")
-        assert calls.index("Deduplication.run_due") < calls.index("Deduplication.trim_limit")
+    await running.brokers[0].topic_manager.topic(NAME)
+    calls.clear()
+    await running.brokers[0].topic_manager.maintain_topics()
+    assert [each for each in calls if "run_due" in each] == _each("run_due")
+    assert calls.index("Deduplication.run_due") < calls.index("Deduplication.trim_limit")
 
 
 def _each(method: str) -> list[str]:

@@ -33,6 +33,12 @@ async def filled(tmp_path: Path, coordinator: FakeCoordinator, **changes: Any) -
         yield of
 
 
+@pytest.fixture
+async def at(tmp_path: Path, coordinator: FakeCoordinator) -> AsyncIterator[Filled]:
+    async with filled(tmp_path, coordinator) as at:
+        yield at
+
+
 class Filled:
     """Entries 0 plain, 1 2 aborted, 3 plain, 4 5 open (in `txn`), 6 plain, 7 8 aborted."""
 
@@ -83,104 +89,97 @@ class Filled:
 
 
 async def test_consumers_readers_and_reads_by_index_end_at_the_last_stable_position(
-    tmp_path: Path, coordinator: FakeCoordinator
+    coordinator: FakeCoordinator, at: Filled
 ) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        assert await at.consumer.receive_payloads(2) == [b"0", b"3"]
-        assert await at.consumer.quiet()
-        reader = await TestConsumer(
-            at.running.world, at.running.brokers[0], TOPIC, "r", durable=False,
-            start=wire.MessageId(ledger_id=-1, entry_id=-1),
-        ).ready()  # fmt: skip
-        assert await reader.receive_payloads(2) == [b"0", b"3"]
-        assert await reader.quiet()
-        assert await at.read(0, 100) == ([b"0", b"3"], 4)
-        assert await at.read(1, 3) == ([], 3)
-        offsets = await at.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
-        assert (offsets.earliest_index, offsets.end_index) == (0, 4)
-        await at.commit()
-        assert await at.consumer.receive_payloads(3) == await reader.receive_payloads(3) == [b"4", b"5", b"6"]
-        assert await at.read(0, 100) == ([b"0", b"3", b"4", b"5", b"6"], 9)
+    assert await at.consumer.receive_payloads(2) == [b"0", b"3"]
+    assert await at.consumer.quiet()
+    reader = await TestConsumer(
+        at.running.world, at.running.brokers[0], TOPIC, "r", durable=False,
+        start=wire.MessageId(ledger_id=-1, entry_id=-1),
+    ).ready()  # fmt: skip
+    assert await reader.receive_payloads(2) == [b"0", b"3"]
+    assert await reader.quiet()
+    assert await at.read(0, 100) == ([b"0", b"3"], 4)
+    assert await at.read(1, 3) == ([], 3)
+    offsets = await at.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
+    assert (offsets.earliest_index, offsets.end_index) == (0, 4)
+    await at.commit()
+    assert await at.consumer.receive_payloads(3) == await reader.receive_payloads(3) == [b"4", b"5", b"6"]
+    assert await at.read(0, 100) == ([b"0", b"3", b"4", b"5", b"6"], 9)
 
 
-async def test_what_was_read_ahead_or_comes_again_is_filtered_too(
-    tmp_path: Path, coordinator: FakeCoordinator
-) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        await at.commit()
-        at.topic.log.reader._cache.discard(at.position(0)[0])  # type: ignore[attr-defined]
-        shared = await TestConsumer(
-            at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED
-        ).ready()
-        assert await shared.receive_payloads(5) == [b"0", b"3", b"4", b"5", b"6"]
-        shared.frame(redeliver=wire.Redeliver())
-        assert await shared.receive_payloads(5) == [b"0", b"3", b"4", b"5", b"6"]
-        assert await shared.quiet()
+async def test_what_was_read_ahead_or_comes_again_is_filtered_too(coordinator: FakeCoordinator, at: Filled) -> None:
+    await at.commit()
+    at.topic.log.reader._cache.discard(at.position(0)[0])  # type: ignore[attr-defined]
+    shared = await TestConsumer(
+        at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED
+    ).ready()
+    assert await shared.receive_payloads(5) == [b"0", b"3", b"4", b"5", b"6"]
+    shared.frame(redeliver=wire.Redeliver())
+    assert await shared.receive_payloads(5) == [b"0", b"3", b"4", b"5", b"6"]
+    assert await shared.quiet()
 
 
-async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator: FakeCoordinator) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        backlogs = TopicBacklogs(at.topic)
+async def test_operators_see_what_consumers_will_see(coordinator: FakeCoordinator, at: Filled) -> None:
+    backlogs = TopicBacklogs(at.topic)
 
-        async def nth(number: int, *, from_latest: bool) -> list[bytes]:
-            return payloads_of((await backlogs.read_nth_message(number, from_latest=from_latest)).entry.payload)
+    async def nth(number: int, *, from_latest: bool) -> list[bytes]:
+        return payloads_of((await backlogs.read_nth_message(number, from_latest=from_latest)).entry.payload)
 
-        assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3"]
-        assert await nth(2, from_latest=False) == await nth(1, from_latest=True) == [b"3"]
+    assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3"]
+    assert await nth(2, from_latest=False) == await nth(1, from_latest=True) == [b"3"]
+    with pytest.raises(NotFound):
+        await backlogs.read_nth_message(3, from_latest=False)
+    for hidden in (1, 4, 6, 7):
         with pytest.raises(NotFound):
-            await backlogs.read_nth_message(3, from_latest=False)
-        for hidden in (1, 4, 6, 7):
-            with pytest.raises(NotFound):
-                await backlogs.read_message(at.position(hidden))
-        assert (await backlogs.find_last_message()).position == at.position(3)
-        assert (await backlogs.analyze("s"))[:2] == (2, 2)
-        assert (await backlogs.find_by_time(1 << 50)).position == at.position(4)
-        stats = await topic_stats(at.topic, "")
-        assert [each.backlog for each in stats.subscriptions] == [2, 2]
-        assert stats.transactions is not None
-        assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
-        assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (at.txn, 4)
-        reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
-        assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
-        await at.commit()
-        assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
-        assert (await backlogs.find_last_message()).position == at.position(6)
-        assert (await backlogs.analyze("s"))[:2] == (5, 5)
+            await backlogs.read_message(at.position(hidden))
+    assert (await backlogs.find_last_message()).position == at.position(3)
+    assert (await backlogs.analyze("s"))[:2] == (2, 2)
+    assert (await backlogs.find_by_time(1 << 50)).position == at.position(4)
+    stats = await topic_stats(at.topic, "")
+    assert [each.backlog for each in stats.subscriptions] == [2, 2]
+    assert stats.transactions is not None
+    assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
+    assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (at.txn, 4)
+    reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
+    assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
+    await at.commit()
+    assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
+    assert (await backlogs.find_last_message()).position == at.position(6)
+    assert (await backlogs.analyze("s"))[:2] == (5, 5)
 
 
-async def test_the_backlog_reaches_0_whatever_is_aborted(tmp_path: Path, coordinator: FakeCoordinator) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        await at.commit()
-        log, subscription = at.topic.shown, at.topic.find_subscription("t")
-        for left in (4, 3, 2, 1, 0):
-            await at.consumer.ack(await at.consumer.receive())
-            assert await backlog.count_unacknowledged(log, subscription) == left
-        assert subscription.cursor.mark == at.position(6)
-        assert subscription.cursor.trim_limit.mark == at.position(8), "what is aborted needs no acknowledgement"
-        await backlog.skip_messages(log, at.topic.find_subscription("s"), 3)
-        assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 2
-        await backlog.skip_messages(log, at.topic.find_subscription("s"), -1)
-        assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 0
+async def test_the_backlog_reaches_0_whatever_is_aborted(coordinator: FakeCoordinator, at: Filled) -> None:
+    await at.commit()
+    log, subscription = at.topic.shown, at.topic.find_subscription("t")
+    for left in (4, 3, 2, 1, 0):
+        await at.consumer.ack(await at.consumer.receive())
+        assert await backlog.count_unacknowledged(log, subscription) == left
+    assert subscription.cursor.mark == at.position(6)
+    assert subscription.cursor.trim_limit.mark == at.position(8), "what is aborted needs no acknowledgement"
+    await backlog.skip_messages(log, at.topic.find_subscription("s"), 3)
+    assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 2
+    await backlog.skip_messages(log, at.topic.find_subscription("s"), -1)
+    assert await backlog.count_unacknowledged(log, at.topic.find_subscription("s")) == 0
 
 
 @pytest.mark.parametrize("committed", [False, True])
 async def test_has_message_available_is_true_only_if_one_will_come(
-    tmp_path: Path, coordinator: FakeCoordinator, committed: bool
+    coordinator: FakeCoordinator, committed: bool, at: Filled
 ) -> None:
     """The last message id names one that is shown, also where the topic ends with open and aborted ones."""
-    async with filled(tmp_path, coordinator) as at:
-        await at.consumer.receive_payloads(2)
+    await at.consumer.receive_payloads(2)
 
-        async def last() -> Position:
-            at.consumer.frame(last_message_id=1)
-            answer = await at.consumer.next("last")
-            return Position(answer.id.ledger_id, answer.id.entry_id)
+    async def last() -> Position:
+        at.consumer.frame(last_message_id=1)
+        answer = await at.consumer.next("last")
+        return Position(answer.id.ledger_id, answer.id.entry_id)
 
-        assert await last() == at.position(3)
-        await at.coordinator.end(at.topic, at.txn, committed, entries=2 * committed, last=at.position(5))
-        assert await last() == at.position(6)
-        assert (await at.consumer.receive_payloads(3 if committed else 1))[-1] == b"6"
-        assert await at.consumer.quiet()
+    assert await last() == at.position(3)
+    await at.coordinator.end(at.topic, at.txn, committed, entries=2 * committed, last=at.position(5))
+    assert await last() == at.position(6)
+    assert (await at.consumer.receive_payloads(3 if committed else 1))[-1] == b"6"
+    assert await at.consumer.quiet()
 
 
 async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
@@ -197,72 +196,67 @@ async def test_a_topic_with_nothing_but_hidden_entries_has_no_last_message(
             await coordinator.end(topic, txn, False)
 
 
-async def test_read_uncommitted_shows_all_that_is_stored(tmp_path: Path, coordinator: FakeCoordinator) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        subscription = at.topic.find_subscription("s")
-        await backlog.skip_messages(at.topic.shown, at.topic.find_subscription("t"), -1)
-        consumer = await TestConsumer(
-            at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED,
-            isolation=wire.Subscribe.READ_UNCOMMITTED,
-        ).ready()  # fmt: skip
-        every = [b"%d" % number for number in range(9)]
-        deliveries = [await consumer.receive() for _ in range(9)]
-        assert [payloads_of(each.entry)[0] for each in deliveries] == every
-        await consumer.ack(*deliveries)
-        assert subscription.cursor.mark == at.position(8)
+async def test_read_uncommitted_shows_all_that_is_stored(coordinator: FakeCoordinator, at: Filled) -> None:
+    subscription = at.topic.find_subscription("s")
+    await backlog.skip_messages(at.topic.shown, at.topic.find_subscription("t"), -1)
+    consumer = await TestConsumer(
+        at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED,
+        isolation=wire.Subscribe.READ_UNCOMMITTED,
+    ).ready()  # fmt: skip
+    every = [b"%d" % number for number in range(9)]
+    deliveries = [await consumer.receive() for _ in range(9)]
+    assert [payloads_of(each.entry)[0] for each in deliveries] == every
+    await consumer.ack(*deliveries)
+    assert subscription.cursor.mark == at.position(8)
 
 
-async def test_a_seek_lands_on_what_is_shown(tmp_path: Path, coordinator: FakeCoordinator) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        await at.commit()
-        await at.consumer.receive_payloads(5)
-        for number, expected in ((1, b"3"), (5, b"5"), (0, b"0")):
-            position = at.position(number)
-            at.consumer.requests += 1
-            seek = wire.Seek(
-                request_id=at.consumer.requests, message_id=wire.MessageId(ledger_id=position[0], entry_id=position[1])
-            )
-            at.consumer.frame(seek=seek)
-            await at.consumer.done()
-            assert (await at.consumer.receive_payloads(1)) == [expected]
-            await at.consumer.receive_payloads({b"3": 3, b"5": 1, b"0": 4}[expected])
+async def test_a_seek_lands_on_what_is_shown(coordinator: FakeCoordinator, at: Filled) -> None:
+    await at.commit()
+    await at.consumer.receive_payloads(5)
+    for number, expected in ((1, b"3"), (5, b"5"), (0, b"0")):
+        position = at.position(number)
+        at.consumer.requests += 1
+        seek = wire.Seek(
+            request_id=at.consumer.requests, message_id=wire.MessageId(ledger_id=position[0], entry_id=position[1])
+        )
+        at.consumer.frame(seek=seek)
+        await at.consumer.done()
+        assert (await at.consumer.receive_payloads(1)) == [expected]
+        await at.consumer.receive_payloads({b"3": 3, b"5": 1, b"0": 4}[expected])
 
 
 async def test_a_subscription_at_the_end_gets_what_commits_after_it_was_made(
-    tmp_path: Path, coordinator: FakeCoordinator
+    coordinator: FakeCoordinator, at: Filled
 ) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        late = await TestConsumer(at.running.world, at.running.brokers[0], TOPIC, "late").ready()
-        await at.commit()
-        assert await late.receive_payloads(3) == [b"4", b"5", b"6"]
+    late = await TestConsumer(at.running.world, at.running.brokers[0], TOPIC, "late").ready()
+    await at.commit()
+    assert await late.receive_payloads(3) == [b"4", b"5", b"6"]
 
 
 async def test_a_terminated_topic_still_resolves_and_ends_for_its_consumers_after_that(
-    tmp_path: Path, coordinator: FakeCoordinator
+    coordinator: FakeCoordinator, at: Filled
 ) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        await at.topic.log.terminate()
-        await at.consumer.receive_payloads(2)
-        assert await at.consumer.quiet(), "it has not ended for a consumer: more may come"
-        await at.commit()
-        assert await at.consumer.receive_payloads(3) == [b"4", b"5", b"6"]
-        await at.consumer.next("end_of_topic")
+    await at.topic.log.terminate()
+    await at.consumer.receive_payloads(2)
+    assert await at.consumer.quiet(), "it has not ended for a consumer: more may come"
+    await at.commit()
+    assert await at.consumer.receive_payloads(3) == [b"4", b"5", b"6"]
+    await at.consumer.next("end_of_topic")
 
 
 async def test_a_reader_at_the_last_stable_position_sleeps_until_it_moves(
-    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, at: Filled
 ) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        await at.consumer.receive_payloads(2)
-        pumped: list[int] = []
-        honest = DeliveryPump.deliver_available_entries
-        monkeypatch.setattr(DeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
-        for number in range(5):
-            await at.producer.send(b"behind %d" % number)
-        assert not pumped, "a plain entry behind the last stable position wakes no reader"
-        await at.commit()
-        assert len(await at.consumer.receive_payloads(8)) == 8
-        assert pumped
+    await at.consumer.receive_payloads(2)
+    pumped: list[int] = []
+    honest = DeliveryPump.deliver_available_entries
+    monkeypatch.setattr(DeliveryPump, "deliver_available_entries", lambda pump: (pumped.append(1), honest(pump)))
+    for number in range(5):
+        await at.producer.send(b"behind %d" % number)
+    assert not pumped, "a plain entry behind the last stable position wakes no reader"
+    await at.commit()
+    assert len(await at.consumer.receive_payloads(8)) == 8
+    assert pumped
 
 
 async def test_a_delayed_entry_is_due_after_its_commit(tmp_path: Path, coordinator: FakeCoordinator) -> None:
@@ -285,15 +279,12 @@ async def test_a_delayed_entry_is_due_after_its_commit(tmp_path: Path, coordinat
         assert delayed.core.count == 1
 
 
-async def test_expiry_and_quota_stop_at_the_last_stable_position(
-    tmp_path: Path, coordinator: FakeCoordinator
-) -> None:
-    async with filled(tmp_path, coordinator) as at:
-        subscription = at.topic.find_subscription("s")
-        await at.topic.maintenance.expire_older(subscription, -3600)
-        assert subscription.cursor.mark == at.position(3)
-        await at.commit()
-        assert await backlog.count_unacknowledged(at.topic.shown, subscription) == 3
+async def test_expiry_and_quota_stop_at_the_last_stable_position(coordinator: FakeCoordinator, at: Filled) -> None:
+    subscription = at.topic.find_subscription("s")
+    await at.topic.maintenance.expire_older(subscription, -3600)
+    assert subscription.cursor.mark == at.position(3)
+    await at.commit()
+    assert await backlog.count_unacknowledged(at.topic.shown, subscription) == 3
 
 
 

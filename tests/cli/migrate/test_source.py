@@ -14,6 +14,8 @@ from magnetar.runtime.access import NOTHING
 from magnetar.runtime.network import Endpoint, World
 from tests.broker.pulsar.raw import Raw, T, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 TOPIC = TopicName.parse(T)
 
 
@@ -40,48 +42,41 @@ async def entries(reader: PartitionReader, count: int) -> list[SourceEntry]:
     return found
 
 
-def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        await filled(world, endpoint, 5)
-        source = source_at(world, endpoint)
-        reader = await source.read(TOPIC, None)
-        last = await reader.newest_position()
-        assert await reader.next_event(1.0) is None, "nothing comes before it is asked for"
-        reader.grant_permits()
-        found = await entries(reader, 5)
-        assert [parse_header(each.data).sequence_id for each in found] == list(range(5))
-        assert found[-1].position == last
-        await reader.close()
-        again = await source.read(TOPIC, found[2].position)
-        again.grant_permits()
-        assert await entries(again, 2) == found[3:]
-        again.acknowledge(last)
-        again.ask_backlog()
-        assert await again.next_event(5.0) == Backlog(0)
-
-    simulate(scenario)
-
-
-def test_an_empty_topic_has_no_newest_entry() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        await filled(world, endpoint, 0)
-        reader = await source_at(world, endpoint).read(TOPIC, None)
-        assert (await reader.newest_position()).entry_id < 0
-
-    simulate(scenario)
+async def test_a_reader_gives_the_entries_after_a_position_and_the_newest_one(
+    world: World, endpoint: Endpoint, /
+) -> None:
+    await filled(world, endpoint, 5)
+    source = source_at(world, endpoint)
+    reader = await source.read(TOPIC, None)
+    last = await reader.newest_position()
+    assert await reader.next_event(1.0) is None, "nothing comes before it is asked for"
+    reader.grant_permits()
+    found = await entries(reader, 5)
+    assert [parse_header(each.data).sequence_id for each in found] == list(range(5))
+    assert found[-1].position == last
+    await reader.close()
+    again = await source.read(TOPIC, found[2].position)
+    again.grant_permits()
+    assert await entries(again, 2) == found[3:]
+    again.acknowledge(last)
+    again.ask_backlog()
+    assert await again.next_event(5.0) == Backlog(0)
 
 
-def test_nothing_is_made_at_the_source() -> None:
-    async def scenario(world: World, endpoint: Endpoint) -> None:
-        source = source_at(world, endpoint)
-        for asked in ("ghost", "public/default/gh*", "none/at-all/x"):
-            with pytest.raises(TopicNotFound):
-                await find_topics(source, [asked])
-        with pytest.raises(MagnetarError):
-            await source.read(TopicName.parse("ghost"), Position(1, 1))
-        assert await source.topics("public/default") == []
+async def test_an_empty_topic_has_no_newest_entry(world: World, endpoint: Endpoint, /) -> None:
+    await filled(world, endpoint, 0)
+    reader = await source_at(world, endpoint).read(TOPIC, None)
+    assert (await reader.newest_position()).entry_id < 0
 
-    simulate(scenario)
+
+async def test_nothing_is_made_at_the_source(world: World, endpoint: Endpoint, /) -> None:
+    source = source_at(world, endpoint)
+    for asked in ("ghost", "public/default/gh*", "none/at-all/x"):
+        with pytest.raises(TopicNotFound):
+            await find_topics(source, [asked])
+    with pytest.raises(MagnetarError):
+        await source.read(TopicName.parse("ghost"), Position(1, 1))
+    assert await source.topics("public/default") == []
 
 
 # ------------------------------------------------------------------ servers that are none

@@ -1,6 +1,5 @@
 """The blocking face against a real broker: Pulsar's usual programs, and what threads may do."""
 
-import re
 import threading
 from typing import Any
 
@@ -8,28 +7,6 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.client.blocking.client import Client
-
-
-def test_the_documented_hello_world(url: str) -> None:
-    client = pulsar.Client(url)
-    consumer = client.subscribe("hello", "my-subscription")
-    producer = client.create_producer("hello")
-    for i in range(10):
-        producer.send(f"Hello-{i}".encode())
-    for i in range(10):
-        msg = consumer.receive()
-        assert msg.data() == f"Hello-{i}".encode()
-        consumer.acknowledge(msg)
-    with pytest.raises(pulsar.Timeout):
-        consumer.receive(timeout_millis=50)
-    reader = client.create_reader("hello", pulsar.MessageId.earliest)
-    assert [reader.read_next(1000).data() for _ in range(10)] == [f"Hello-{i}".encode() for i in range(10)]
-    assert not reader.has_message_available()
-    client.close()
-    with pytest.raises(pulsar.AlreadyClosed):
-        client.create_producer("hello")
-    with pytest.raises(pulsar.AlreadyClosed):
-        producer.send(b"late")
 
 
 def test_callbacks_come_in_order_with_ids(url: str) -> None:
@@ -136,44 +113,6 @@ def test_iteration_and_context_managers(url: str) -> None:
             if len(seen) == 3:
                 consumer.close()
         assert seen == [b"a", b"b", b"c"]
-
-
-def test_partitions_patterns_and_routing(url: str) -> None:
-    from magnetar.admin import Admin
-
-    with Admin(url) as admin, Client(url) as client:
-        admin.create_topic("pattern-one", partitions=3)
-        admin.create_topic("pattern-two")
-        assert len(client.get_topic_partitions("pattern-one")) == 3
-        consumer = client.subscribe(re.compile("pattern-.*"), "s")
-        for topic in ("pattern-one", "pattern-two"):
-            producer = client.create_producer(topic)
-            for i in range(20):
-                producer.send(b"x", partition_key=str(i))
-        messages = [consumer.receive(2000) for _ in range(40)]
-        assert len({message.topic_name() for message in messages}) == 4
-        consumer.acknowledge(messages)
-        consumer.close()
-        assert admin.topic_stats("pattern-two").subscriptions[0].backlog == 0
-
-
-def test_nack_seek_and_unsubscribe(url: str) -> None:
-    with Client(url) as client:
-        settings = {"negative_ack_redelivery_delay_ms": 100, "consumer_type": pulsar.ConsumerType.Shared}
-        consumer = client.subscribe("again", "s", **settings)
-        producer = client.create_producer("again")
-        producer.send(b"x")
-        first = consumer.receive(2000)
-        consumer.negative_acknowledge(first)
-        again = consumer.receive(5000)
-        assert (again.data(), again.redelivery_count()) == (b"x", 1)
-        consumer.acknowledge(again)
-        assert consumer.get_last_message_id() == first.message_id()
-        consumer.seek(pulsar.MessageId.earliest)
-        assert consumer.receive(2000).data() == b"x"
-        consumer.unsubscribe()
-        with pytest.raises(pulsar.AlreadyClosed):
-            consumer.receive()
 
 
 @pytest.mark.parametrize("inclusive", [False, True])

@@ -19,6 +19,8 @@ from magnetar.proto.errors import Unavailable
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 TOPICS = ["one", "two"]
 
 
@@ -96,86 +98,76 @@ async def _closed(consumer: Consumer, wait: int) -> None:
     await cancelled_at(wait, consumer.close())
 
 
-def test_a_consumers_close_that_is_cancelled_where_it_waits_closes_all_of_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        wait = 1
-        while await _tried(client, broker, wait):
-            wait += 1
-        assert wait == 3, "dead letters, then the partitions"
-
-    simulate(body, operation_timeout_seconds=3)
-
-
-def test_a_consumers_close_that_is_cancelled_while_its_parts_leave_closes_all_of_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        for number in range(40):
-            name = f"t{number}"
-            consumer = await busy_consumer(client, name)
-            closing = asyncio.ensure_future(consumer.close())
-            await asyncio.sleep(0.0001 * (number % 20) + (3.0 if number >= 20 else 0.0))
-            closing.cancel()
-            await asyncio.wait([closing])
-            await asyncio.sleep(1.0)
-            assert_all_is_closed(consumer, broker, name)
-
-    simulate(body, operation_timeout_seconds=3)
+@pytest.mark.run_by(simulate, operation_timeout_seconds=3)
+async def test_a_consumers_close_that_is_cancelled_where_it_waits_closes_all_of_it(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    wait = 1
+    while await _tried(client, broker, wait):
+        wait += 1
+    assert wait == 3, "dead letters, then the partitions"
 
 
-def test_a_dead_letter_that_hangs_holds_a_close_up_no_longer_than_an_operation_may_take() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await busy_consumer(client, "t")
-        begun = asyncio.get_running_loop().time()
-        await consumer.close()
-        assert 3.0 <= asyncio.get_running_loop().time() - begun < 4.0
-        assert_all_is_closed(consumer, broker, "t")
-
-    simulate(body, operation_timeout_seconds=3)
-
-
-def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        for number in range(20):
-            producer: Producer = await client.create_producer(f"t{number}")
-            sending = asyncio.ensure_future(producer.send(b"x"))
-            closing = asyncio.ensure_future(producer.close())
-            await asyncio.sleep(0.0001 * number)
-            closing.cancel()
-            await asyncio.wait([closing, sending])
-            for each in producer.partitions:
-                assert each.core.state is PartitionClientState.CLOSED
-                assert each._attachment._stream is None
-            assert sending.done()
-            sending.exception()
-
-    simulate(body)
+@pytest.mark.run_by(simulate, operation_timeout_seconds=3)
+async def test_a_consumers_close_that_is_cancelled_while_its_parts_leave_closes_all_of_it(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    for number in range(40):
+        name = f"t{number}"
+        consumer = await busy_consumer(client, name)
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0.0001 * (number % 20) + (3.0 if number >= 20 else 0.0))
+        closing.cancel()
+        await asyncio.wait([closing])
+        await asyncio.sleep(1.0)
+        assert_all_is_closed(consumer, broker, name)
 
 
-def test_two_closes_of_a_consumer_at_once_wait_for_one_answer() -> None:
+@pytest.mark.run_by(simulate, operation_timeout_seconds=3)
+async def test_a_dead_letter_that_hangs_holds_a_close_up_no_longer_than_an_operation_may_take(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    consumer = await busy_consumer(client, "t")
+    begun = asyncio.get_running_loop().time()
+    await consumer.close()
+    assert 3.0 <= asyncio.get_running_loop().time() - begun < 4.0
+    assert_all_is_closed(consumer, broker, "t")
+
+
+async def test_a_producers_close_that_is_cancelled_closes_all_of_it(client: Client, broker: FakeBroker, /) -> None:
+    for number in range(20):
+        producer: Producer = await client.create_producer(f"t{number}")
+        sending = asyncio.ensure_future(producer.send(b"x"))
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0.0001 * number)
+        closing.cancel()
+        await asyncio.wait([closing, sending])
+        for each in producer.partitions:
+            assert each.core.state is PartitionClientState.CLOSED
+            assert each._attachment._stream is None
+        assert sending.done()
+        sending.exception()
+
+
+async def test_two_closes_of_a_consumer_at_once_wait_for_one_answer(client: Client, broker: FakeBroker, /) -> None:
     """A dropped consumer is closed by the collector, while its client is closed."""
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        begin = asyncio.get_running_loop().time()
-        await asyncio.gather(consumer.close(), consumer.close())
-        assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
-
-    simulate(body)
+    consumer = await client.subscribe("t", "s")
+    begin = asyncio.get_running_loop().time()
+    await asyncio.gather(consumer.close(), consumer.close())
+    assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
 
 
-def test_a_close_that_is_cancelled_ends_the_other_one() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        first, second = (asyncio.ensure_future(consumer.close()) for _ in range(2))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        first.cancel()
-        begin = asyncio.get_running_loop().time()
-        await asyncio.wait([first, second])
-        assert first.cancelled()
-        assert second.exception() is None
-        assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
-
-    simulate(body)
+async def test_a_close_that_is_cancelled_ends_the_other_one(client: Client, broker: FakeBroker, /) -> None:
+    consumer = await client.subscribe("t", "s")
+    first, second = (asyncio.ensure_future(consumer.close()) for _ in range(2))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    begin = asyncio.get_running_loop().time()
+    await asyncio.wait([first, second])
+    assert first.cancelled()
+    assert second.exception() is None
+    assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
 
 
 # ------------------------------------------------------------------------------------------ how long a close takes
@@ -263,11 +255,10 @@ class Saying(FakeBroker):
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", True, float("nan")])
-def test_a_time_out_that_is_none_is_refused_and_nothing_is_closed(timeout: Any) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("one")
-        with pytest.raises(InvalidConfiguration):
-            await client.close(timeout=timeout)
-        await producer.send(b"x")
-
-    simulate(body)
+async def test_a_time_out_that_is_none_is_refused_and_nothing_is_closed(
+    client: Client, broker: FakeBroker, /, timeout: Any
+) -> None:
+    producer = await client.create_producer("one")
+    with pytest.raises(InvalidConfiguration):
+        await client.close(timeout=timeout)
+    await producer.send(b"x")

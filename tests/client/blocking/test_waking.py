@@ -246,22 +246,22 @@ def test_receives_that_are_cancelled_lose_no_message_and_no_wake_up(seed: int) -
     simulate(body, seed=seed)
 
 
-def test_who_waits_for_a_consumer_whose_close_is_interrupted_learns_its_end() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 1)
-        consumer = await client.subscribe("t", "s")
-        waiting = asyncio.ensure_future(consumer.receive())
-        await asyncio.sleep(0.1)
-        closing = asyncio.ensure_future(consumer.close())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        closing.cancel()
-        with pytest.raises(AlreadyClosed):
-            async with asyncio.timeout(5):
-                await waiting
-        await consumer.close()
-
-    simulate(body)
+@pytest.mark.run_by.with_args(simulate)
+async def test_who_waits_for_a_consumer_whose_close_is_interrupted_learns_its_end(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    await filled(client, 1)
+    consumer = await client.subscribe("t", "s")
+    waiting = asyncio.ensure_future(consumer.receive())
+    await asyncio.sleep(0.1)
+    closing = asyncio.ensure_future(consumer.close())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(AlreadyClosed):
+        async with asyncio.timeout(5):
+            await waiting
+    await consumer.close()
 
 
 PROGRAM = """

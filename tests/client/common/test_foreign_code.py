@@ -27,6 +27,8 @@ from tests.client.fake_broker import FakeBroker
 from tests.client.model.keys import Keys
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 
 class Odd(BaseException):
     """As those of test runners and other event loops."""
@@ -44,26 +46,25 @@ def fails(kind: type[BaseException]) -> Any:
 
 
 @each_of
-def test_a_send_callback_ends_neither_other_callbacks_nor_a_flush(kind: type[BaseException]) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_messages=100)
-        told: list[bool] = []
-        for _ in range(3):
-            producer.send_nowait(b"x", fails(kind))
-            producer.send_nowait(b"y", lambda *_: told.append(True))
-        async with asyncio.timeout(60):
-            await producer.flush()
-        assert told == [True] * 3
-        broker.silent = True
+async def test_a_send_callback_ends_neither_other_callbacks_nor_a_flush(
+    client: Client, broker: FakeBroker, /, kind: type[BaseException]
+) -> None:
+    producer = await client.create_producer("t", batching_max_messages=100)
+    told: list[bool] = []
+    for _ in range(3):
         producer.send_nowait(b"x", fails(kind))
         producer.send_nowait(b"y", lambda *_: told.append(True))
-        await asyncio.sleep(60)  # the time-out of a send
-        assert told == [True] * 4, "failures are told as receipts are"
-        broker.silent = False
-        async with asyncio.timeout(60):
-            await producer.send(b"z")
-
-    simulate(body)
+    async with asyncio.timeout(60):
+        await producer.flush()
+    assert told == [True] * 3
+    broker.silent = True
+    producer.send_nowait(b"x", fails(kind))
+    producer.send_nowait(b"y", lambda *_: told.append(True))
+    await asyncio.sleep(60)  # the time-out of a send
+    assert told == [True] * 4, "failures are told as receipts are"
+    broker.silent = False
+    async with asyncio.timeout(60):
+        await producer.send(b"z")
 
 
 def test_ctrl_c_in_a_send_callback_ends_the_program_after_what_else_is_told() -> None:
@@ -114,26 +115,25 @@ def test_a_listener_or_a_schema_of_a_table_does_not_end_it(kind: type[BaseExcept
 
 
 @each_of
-def test_a_key_reader_ends_no_producer_and_no_consumer(kind: type[BaseException]) -> None:
+async def test_a_key_reader_ends_no_producer_and_no_consumer(
+    client: Client, broker: FakeBroker, /, kind: type[BaseException]
+) -> None:
     """A producer that cannot encrypt says so for each message, and goes on when it can; a consumer likewise."""
-    async def body(client: Client, broker: FakeBroker) -> None:
-        keys = Keys("a")
-        producer = await client.create_producer("t", crypto_key_reader=keys, encryption_key="a")
-        await producer.send(b"1")
-        keys.broken = kind("on purpose")  # type: ignore[assignment]
-        with pytest.raises(magnetar.PulsarException):
-            async with asyncio.timeout(60):
-                await client.create_producer("t", crypto_key_reader=keys, encryption_key="a")
-        consumer = await client.subscribe(
-            "t", "s", crypto_key_reader=keys, initial_position=InitialPosition.Earliest,
-            crypto_failure_action=magnetar.ConsumerCryptoFailureAction.FAIL, unacked_messages_timeout_ms=10_000,
-        )  # fmt: skip
-        with pytest.raises(magnetar.Timeout):
-            await consumer.receive(1000)
-        keys.broken = None
-        assert (await consumer.receive(600_000)).data() == b"1"
-
-    simulate(body)
+    keys = Keys("a")
+    producer = await client.create_producer("t", crypto_key_reader=keys, encryption_key="a")
+    await producer.send(b"1")
+    keys.broken = kind("on purpose")  # type: ignore[assignment]
+    with pytest.raises(magnetar.PulsarException):
+        async with asyncio.timeout(60):
+            await client.create_producer("t", crypto_key_reader=keys, encryption_key="a")
+    consumer = await client.subscribe(
+        "t", "s", crypto_key_reader=keys, initial_position=InitialPosition.Earliest,
+        crypto_failure_action=magnetar.ConsumerCryptoFailureAction.FAIL, unacked_messages_timeout_ms=10_000,
+    )  # fmt: skip
+    with pytest.raises(magnetar.Timeout):
+        await consumer.receive(1000)
+    keys.broken = None
+    assert (await consumer.receive(600_000)).data() == b"1"
 
 
 @pytest.mark.parametrize(

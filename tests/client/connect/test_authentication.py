@@ -238,30 +238,29 @@ def run(body: Any) -> None:
     assert not simulation.complaints
 
 
-def test_a_refused_client_is_told_at_once() -> None:
-    async def body(world: Any, guard: Guard, broker: FakeBroker) -> None:
-        async with Client(HERE, AuthenticationToken("bad"), world=world) as client:
-            with pytest.raises(AuthenticationError, match="expired"):
-                await client.create_producer("t")
-        async with Client(HERE, world=world) as client:
-            with pytest.raises(AuthenticationError):
-                await client.subscribe("t", "s")
-
-    run(body)
+pytestmark = pytest.mark.run_by.with_args(run)
 
 
-def test_expired_credentials_are_renewed_and_no_message_is_lost() -> None:
-    async def body(world: Any, guard: Guard, broker: FakeBroker) -> None:
-        import asyncio
+async def test_a_refused_client_is_told_at_once(world: Any, guard: Guard, broker: FakeBroker, /) -> None:
+    async with Client(HERE, AuthenticationToken("bad"), world=world) as client:
+        with pytest.raises(AuthenticationError, match="expired"):
+            await client.create_producer("t")
+    async with Client(HERE, world=world) as client:
+        with pytest.raises(AuthenticationError):
+            await client.subscribe("t", "s")
 
-        async with Client(HERE, AuthenticationToken(lambda: "good"), world=world) as client:
-            producer = await client.create_producer("t")
-            consumer = await client.subscribe("t", "s")
-            for number in range(40):
-                await producer.send(b"%d" % number)
-                await asyncio.sleep(1)
-            found = {(await consumer.receive()).data() for _ in range(40)}
-            assert found == {b"%d" % number for number in range(40)}
-        assert len(guard.seen) > 4
 
-    run(body)
+async def test_expired_credentials_are_renewed_and_no_message_is_lost(
+    world: Any, guard: Guard, broker: FakeBroker, /
+) -> None:
+    import asyncio
+
+    async with Client(HERE, AuthenticationToken(lambda: "good"), world=world) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        for number in range(40):
+            await producer.send(b"%d" % number)
+            await asyncio.sleep(1)
+        found = {(await consumer.receive()).data() for _ in range(40)}
+        assert found == {b"%d" % number for number in range(40)}
+    assert len(guard.seen) > 4

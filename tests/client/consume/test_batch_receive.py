@@ -14,6 +14,8 @@ from tests.client.consume.test_partition_consumer import EARLIEST, FULL, filled
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 
 async def _subscribe(client: Client, policy: ConsumerBatchReceivePolicy | None = None, queue: int = 1000) -> Consumer:
     return await client.subscribe(
@@ -40,79 +42,65 @@ def test_s18_the_defaults_are_pulsars_and_one_limit_is_needed() -> None:
         ConsumerBatchReceivePolicy(0, -1, 0)
 
 
-def test_s18_the_first_limit_that_is_met_ends_a_batch() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 25)
-        consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, 200))
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        assert [len(await consumer.batch_receive()) for _ in range(2)] == [10, 10]
-        assert loop.time() - begun < 0.1
-        assert [len(await consumer.batch_receive()) for _ in range(2)] == [5, 0]
-        assert 0.4 <= loop.time() - begun < 0.5
-
-    simulate(body)
+async def test_s18_the_first_limit_that_is_met_ends_a_batch(client: Client, broker: FakeBroker, /) -> None:
+    await filled(client, 25)
+    consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, 200))
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    assert [len(await consumer.batch_receive()) for _ in range(2)] == [10, 10]
+    assert loop.time() - begun < 0.1
+    assert [len(await consumer.batch_receive()) for _ in range(2)] == [5, 0]
+    assert 0.4 <= loop.time() - begun < 0.5
 
 
-def test_s18_bytes_are_not_exceeded_but_by_a_message_that_is_larger_alone() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        sizes = [40, 40, 40, 500, 60, 40, 1]
-        await _send(client, *(bytes(size) for size in sizes))
-        consumer = await _subscribe(client, ConsumerBatchReceivePolicy(-1, 100, 100))
-        batches = [[len(content) for content in _contents(await consumer.batch_receive())] for _ in range(4)]
-        assert batches == [[40, 40], [40], [500], [60, 40]]
-        assert _contents(await consumer.batch_receive()) == [b"\0"]
-
-    simulate(body)
+async def test_s18_bytes_are_not_exceeded_but_by_a_message_that_is_larger_alone(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    sizes = [40, 40, 40, 500, 60, 40, 1]
+    await _send(client, *(bytes(size) for size in sizes))
+    consumer = await _subscribe(client, ConsumerBatchReceivePolicy(-1, 100, 100))
+    batches = [[len(content) for content in _contents(await consumer.batch_receive())] for _ in range(4)]
+    assert batches == [[40, 40], [40], [500], [60, 40]]
+    assert _contents(await consumer.batch_receive()) == [b"\0"]
 
 
 @pytest.mark.parametrize("queue", [1, 10])
-def test_s18_a_batch_may_be_larger_than_the_receiver_queue_and_needs_no_time_out(queue: int) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await _send(client, *(b"%d" % i for i in range(50)))
-        consumer = await _subscribe(client, ConsumerBatchReceivePolicy(50, -1, -1), queue)
-        assert _contents(await consumer.batch_receive()) == [b"%d" % i for i in range(50)]
-
-    simulate(body)
-
-
-def test_s18_a_cancelled_batch_loses_nothing_and_keeps_the_order() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await _send(client, *(b"%d" % i for i in range(3)))
-        consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, -1))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(consumer.batch_receive(), 1)
-        assert (await consumer.receive(1000)).data() == b"0"
-        await _send(client, *(b"%d" % i for i in range(3, 11)))
-        assert _contents(await consumer.batch_receive()) == [b"%d" % i for i in range(1, 11)]
-        consumer.check()
-
-    simulate(body)
+async def test_s18_a_batch_may_be_larger_than_the_receiver_queue_and_needs_no_time_out(
+    client: Client, broker: FakeBroker, /, queue: int
+) -> None:
+    await _send(client, *(b"%d" % i for i in range(50)))
+    consumer = await _subscribe(client, ConsumerBatchReceivePolicy(50, -1, -1), queue)
+    assert _contents(await consumer.batch_receive()) == [b"%d" % i for i in range(50)]
 
 
-def test_s18_a_damaged_message_raises_and_those_around_it_come() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await _send(client, b"0", b"1", b"2")
-        entries = broker.topics[FULL].entries
-        entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
-        consumer = await _subscribe(client)
-        with pytest.raises(ChecksumError):
-            await consumer.batch_receive()
-        assert _contents(await consumer.batch_receive()) == [b"0", b"2"]
-
-    simulate(body)
+async def test_s18_a_cancelled_batch_loses_nothing_and_keeps_the_order(client: Client, broker: FakeBroker, /) -> None:
+    await _send(client, *(b"%d" % i for i in range(3)))
+    consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, -1))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(consumer.batch_receive(), 1)
+    assert (await consumer.receive(1000)).data() == b"0"
+    await _send(client, *(b"%d" % i for i in range(3, 11)))
+    assert _contents(await consumer.batch_receive()) == [b"%d" % i for i in range(1, 11)]
+    consumer.check()
 
 
-def test_s18_closing_ends_who_waits_for_a_batch() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, -1))
-        waiting = asyncio.ensure_future(consumer.batch_receive())
-        await asyncio.sleep(0.1)
-        await consumer.close()
-        with pytest.raises(AlreadyClosed):
-            await waiting
+async def test_s18_a_damaged_message_raises_and_those_around_it_come(client: Client, broker: FakeBroker, /) -> None:
+    await _send(client, b"0", b"1", b"2")
+    entries = broker.topics[FULL].entries
+    entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
+    consumer = await _subscribe(client)
+    with pytest.raises(ChecksumError):
+        await consumer.batch_receive()
+    assert _contents(await consumer.batch_receive()) == [b"0", b"2"]
 
-    simulate(body)
+
+async def test_s18_closing_ends_who_waits_for_a_batch(client: Client, broker: FakeBroker, /) -> None:
+    consumer = await _subscribe(client, ConsumerBatchReceivePolicy(10, -1, -1))
+    waiting = asyncio.ensure_future(consumer.batch_receive())
+    await asyncio.sleep(0.1)
+    await consumer.close()
+    with pytest.raises(AlreadyClosed):
+        await waiting
 
 
 def test_s18_a_batch_is_acknowledged_as_one_and_a_listener_excludes_it(fake: tuple[str, FakeBroker]) -> None:

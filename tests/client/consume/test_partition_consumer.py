@@ -31,6 +31,8 @@ from tests.chaos.workload.libraries import Reconnects
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 FULL = "persistent://public/default/t"
 EARLIEST = InitialPosition.Earliest
 
@@ -49,60 +51,50 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % i for i in range(start, start + count)]
 
 
-def test_messages_come_in_order_with_what_is_known_of_them() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        producer = await client.create_producer("t")
-        await producer.send(b"one", properties={"a": "b"}, partition_key="k", event_timestamp=7)
-        await producer.send(None)
-        message = await consumer.receive(1000)
-        assert (message.data(), message.value(), message.partition_key()) == (b"one", b"one", "k")
-        assert (message.properties(), message.event_timestamp()) == ({"a": "b"}, 7)
-        assert (message.topic_name(), message.redelivery_count()) == (FULL, 0)
-        assert message.producer_name() == "named-by-broker"
-        assert (message.message_id(), message.index()) == (MessageId(-1, 7, 0, 0), 0)
-        assert not message.has_null_value()
-        empty = await consumer.receive(1000)
-        assert (empty.value(), empty.has_null_value(), empty.index()) == (None, True, 1)
-
-    simulate(body)
+async def test_messages_come_in_order_with_what_is_known_of_them(client: Client, broker: FakeBroker, /) -> None:
+    consumer = await client.subscribe("t", "s")
+    producer = await client.create_producer("t")
+    await producer.send(b"one", properties={"a": "b"}, partition_key="k", event_timestamp=7)
+    await producer.send(None)
+    message = await consumer.receive(1000)
+    assert (message.data(), message.value(), message.partition_key()) == (b"one", b"one", "k")
+    assert (message.properties(), message.event_timestamp()) == ({"a": "b"}, 7)
+    assert (message.topic_name(), message.redelivery_count()) == (FULL, 0)
+    assert message.producer_name() == "named-by-broker"
+    assert (message.message_id(), message.index()) == (MessageId(-1, 7, 0, 0), 0)
+    assert not message.has_null_value()
+    empty = await consumer.receive(1000)
+    assert (empty.value(), empty.has_null_value(), empty.index()) == (None, True, 1)
 
 
-def test_receive_raises_timeout_and_the_next_message_still_comes() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        with pytest.raises(Timeout):
-            await consumer.receive(100)
-        waiting = asyncio.ensure_future(consumer.receive())
-        await asyncio.sleep(0.1)
-        await filled(client, 1)
-        assert (await waiting).data() == b"0"
-
-    simulate(body)
+async def test_receive_raises_timeout_and_the_next_message_still_comes(client: Client, broker: FakeBroker, /) -> None:
+    consumer = await client.subscribe("t", "s")
+    with pytest.raises(Timeout):
+        await consumer.receive(100)
+    waiting = asyncio.ensure_future(consumer.receive())
+    await asyncio.sleep(0.1)
+    await filled(client, 1)
+    assert (await waiting).data() == b"0"
 
 
 @pytest.mark.parametrize("queue", [0, 1, 2, 10, 1000])
-def test_permits_are_granted_again_and_never_dry_up(queue: int) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 300, batching_max_messages=7)
-        consumer = await client.subscribe("t", "s", receiver_queue_size=queue, initial_position=EARLIEST)
-        await asyncio.sleep(1)
-        assert len(consumer.inbox) <= max(queue, 1) + 7
-        assert await take(consumer, 300) == numbers(300)
-        consumer.check()
-
-    simulate(body)
+async def test_permits_are_granted_again_and_never_dry_up(client: Client, broker: FakeBroker, /, queue: int) -> None:
+    await filled(client, 300, batching_max_messages=7)
+    consumer = await client.subscribe("t", "s", receiver_queue_size=queue, initial_position=EARLIEST)
+    await asyncio.sleep(1)
+    assert len(consumer.inbox) <= max(queue, 1) + 7
+    assert await take(consumer, 300) == numbers(300)
+    consumer.check()
 
 
-def test_a_cumulative_ack_on_a_shared_subscription_is_refused_at_once() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 1)
-        consumer = await client.subscribe("t", "s", consumer_type=ConsumerType.Shared, initial_position=EARLIEST)
-        message = await consumer.receive(1000)
-        with pytest.raises(CumulativeAcknowledgementNotAllowedError):
-            await consumer.acknowledge_cumulative(message)
-
-    simulate(body)
+async def test_a_cumulative_ack_on_a_shared_subscription_is_refused_at_once(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    await filled(client, 1)
+    consumer = await client.subscribe("t", "s", consumer_type=ConsumerType.Shared, initial_position=EARLIEST)
+    message = await consumer.receive(1000)
+    with pytest.raises(CumulativeAcknowledgementNotAllowedError):
+        await consumer.acknowledge_cumulative(message)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -152,22 +144,19 @@ def test_a_consumer_says_that_it_reconnects_and_the_chaos_run_takes_it_as_a_dist
         log.setLevel(before)
 
 
-def test_seek_goes_back_inside_an_entry_and_forgets_what_waited() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 40, batching_max_messages=10)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        messages = [await consumer.receive(1000) for _ in range(25)]
-        await consumer.seek(messages[14].message_id())
-        assert await take(consumer, 25) == numbers(25, 15)
-        await consumer.seek(MessageId.earliest)
-        assert await take(consumer, 40) == numbers(40)
-        await consumer.seek(MessageId.latest)
-        with pytest.raises(Timeout):
-            await consumer.receive(300)
-        await consumer.seek(0)
-        assert await take(consumer, 40) == numbers(40)
-
-    simulate(body)
+async def test_seek_goes_back_inside_an_entry_and_forgets_what_waited(client: Client, broker: FakeBroker, /) -> None:
+    await filled(client, 40, batching_max_messages=10)
+    consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+    messages = [await consumer.receive(1000) for _ in range(25)]
+    await consumer.seek(messages[14].message_id())
+    assert await take(consumer, 25) == numbers(25, 15)
+    await consumer.seek(MessageId.earliest)
+    assert await take(consumer, 40) == numbers(40)
+    await consumer.seek(MessageId.latest)
+    with pytest.raises(Timeout):
+        await consumer.receive(300)
+    await consumer.seek(0)
+    assert await take(consumer, 40) == numbers(40)
 
 
 def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_others(
@@ -199,89 +188,77 @@ def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_othe
     simulate(body, FakeBroker({"parts": 3}))
 
 
-def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe(["a", "b"], "s")
-        with pytest.raises(OperationNotSupported, match="topic"):
-            await consumer.acknowledge(MessageId(-1, 7, 0))
-        with pytest.raises(InvalidMessage):
-            await consumer.acknowledge(b"id")  # type: ignore[arg-type]
-
-    simulate(body)
-
-
-def test_a_damaged_entry_is_told_once_and_what_follows_still_comes() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 3, batching_enabled=False)
-        entries = broker.topics[FULL].entries
-        entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=1)
-        assert (await consumer.receive(1000)).data() == b"0"
-        with pytest.raises(ChecksumError, match="7:1"):
-            await consumer.receive(1000)
-        assert (await consumer.receive(1000)).data() == b"2"
-        await consumer.close()
-        assert 1 not in broker.topics[FULL].subscriptions["s"].done
-
-    simulate(body)
+async def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    consumer = await client.subscribe(["a", "b"], "s")
+    with pytest.raises(OperationNotSupported, match="topic"):
+        await consumer.acknowledge(MessageId(-1, 7, 0))
+    with pytest.raises(InvalidMessage):
+        await consumer.acknowledge(b"id")  # type: ignore[arg-type]
 
 
-def test_refusals_reach_the_caller_as_exceptions() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        held = await client.subscribe("t", "s")
-        with pytest.raises(ConsumerBusy):
-            await client.subscribe("t", "s")
-        for kind in (ConsumerType.Failover, ConsumerType.KeyShared):
-            with pytest.raises(NotAllowedError):
-                await client.subscribe("t", kind.name, consumer_type=kind)
-        with pytest.raises(InvalidTopicName):
-            await client.subscribe("a/b", "s")
-        with pytest.raises(InvalidTopicName):
-            await client.subscribe("t", "s/s")
-        with pytest.raises(InvalidConfiguration):
-            await client.subscribe("t", "s", unacked_messages_timeout_ms=10)
-        await held.close()
+async def test_a_damaged_entry_is_told_once_and_what_follows_still_comes(client: Client, broker: FakeBroker, /) -> None:
+    await filled(client, 3, batching_enabled=False)
+    entries = broker.topics[FULL].entries
+    entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
+    consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=1)
+    assert (await consumer.receive(1000)).data() == b"0"
+    with pytest.raises(ChecksumError, match="7:1"):
+        await consumer.receive(1000)
+    assert (await consumer.receive(1000)).data() == b"2"
+    await consumer.close()
+    assert 1 not in broker.topics[FULL].subscriptions["s"].done
+
+
+async def test_refusals_reach_the_caller_as_exceptions(client: Client, broker: FakeBroker, /) -> None:
+    held = await client.subscribe("t", "s")
+    with pytest.raises(ConsumerBusy):
         await client.subscribe("t", "s")
-
-    simulate(body)
-
-
-def test_a_closed_consumer_ends_its_iteration_and_refuses() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 3)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        seen = []
-
-        async def iterate(consumer: Consumer) -> None:
-            async for message in consumer:
-                seen.append(message.data())
-                await consumer.acknowledge(message)
-
-        task = asyncio.ensure_future(iterate(consumer))
-        await asyncio.sleep(1)
-        await consumer.close()
-        await task
-        assert seen == numbers(3)
-        with pytest.raises(AlreadyClosed):
-            await consumer.receive()
-        assert broker.topics[FULL].subscriptions["s"].done == {0}
-
-    simulate(body)
+    for kind in (ConsumerType.Failover, ConsumerType.KeyShared):
+        with pytest.raises(NotAllowedError):
+            await client.subscribe("t", kind.name, consumer_type=kind)
+    with pytest.raises(InvalidTopicName):
+        await client.subscribe("a/b", "s")
+    with pytest.raises(InvalidTopicName):
+        await client.subscribe("t", "s/s")
+    with pytest.raises(InvalidConfiguration):
+        await client.subscribe("t", "s", unacked_messages_timeout_ms=10)
+    await held.close()
+    await client.subscribe("t", "s")
 
 
-def test_one_that_was_removed_when_its_connection_broke_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closed_consumer_ends_its_iteration_and_refuses(client: Client, broker: FakeBroker, /) -> None:
+    await filled(client, 3)
+    consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+    seen = []
+
+    async def iterate(consumer: Consumer) -> None:
+        async for message in consumer:
+            seen.append(message.data())
+            await consumer.acknowledge(message)
+
+    task = asyncio.ensure_future(iterate(consumer))
+    await asyncio.sleep(1)
+    await consumer.close()
+    await task
+    assert seen == numbers(3)
+    with pytest.raises(AlreadyClosed):
+        await consumer.receive()
+    assert broker.topics[FULL].subscriptions["s"].done == {0}
+
+
+async def test_one_that_was_removed_when_its_connection_broke_is_removed(
+    client: Client, broker: FakeBroker, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who asks again over the next connection is told that there is none."""
-
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        requests = consumer.partitions[0].requests
-        answers: list[MagnetarError | None] = [ConnectionLost("it broke"), wire_errors.SubscriptionNotFound("none")]
-        told = requests.answer
-        monkeypatch.setattr(requests, "answer", lambda id_, error, result: told(id_, answers.pop(0), result))
-        await consumer.unsubscribe()
-        assert answers == []
-
-    simulate(body)
+    consumer = await client.subscribe("t", "s")
+    requests = consumer.partitions[0].requests
+    answers: list[MagnetarError | None] = [ConnectionLost("it broke"), wire_errors.SubscriptionNotFound("none")]
+    told = requests.answer
+    monkeypatch.setattr(requests, "answer", lambda id_, error, result: told(id_, answers.pop(0), result))
+    await consumer.unsubscribe()
+    assert answers == []
 
 
 # ---------------------------------------------------------------------------------- readers
@@ -303,19 +280,15 @@ def test_a_reader_goes_on_behind_the_last_message_after_a_break(seed: int) -> No
     simulate(body, seed=seed)
 
 
-def test_the_causes_of_an_error_end_at_the_original() -> None:
+async def test_the_causes_of_an_error_end_at_the_original(client: Client, broker: FakeBroker, /) -> None:
     """A chain that leads back to where it began would hang whoever follows it."""
-
-    async def body(client: Client, broker: FakeBroker) -> None:
+    await client.subscribe("t", "s")
+    with pytest.raises(ConsumerBusy) as caught:
         await client.subscribe("t", "s")
-        with pytest.raises(ConsumerBusy) as caught:
-            await client.subscribe("t", "s")
-        assert [type(each) for each in causes(caught.value)] == [ConsumerBusy, wire_errors.ConsumerBusy]
-        with pytest.raises(InvalidTopicName) as wrong:
-            await client.subscribe("a/b", "s")
-        assert [type(each) for each in causes(wrong.value)] == [WrongTopic, wire_errors.InvalidName]
-
-    simulate(body)
+    assert [type(each) for each in causes(caught.value)] == [ConsumerBusy, wire_errors.ConsumerBusy]
+    with pytest.raises(InvalidTopicName) as wrong:
+        await client.subscribe("a/b", "s")
+    assert [type(each) for each in causes(wrong.value)] == [WrongTopic, wire_errors.InvalidName]
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
@@ -329,43 +302,41 @@ def causes(error: BaseException | None) -> list[BaseException]:
 
 @pytest.mark.parametrize("inclusive", [False, True])
 @pytest.mark.parametrize("batch", [1, 7])
-def test_what_a_seek_passed_over_comes_when_another_moves_the_cursor_back(batch: int, inclusive: bool) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 100, batching_max_messages=batch)
-        consumer = await client.subscribe(
-            "t", "s", initial_position=EARLIEST, start_message_id_inclusive=inclusive, receiver_queue_size=20
-        )
-        ids = [(await consumer.receive(1000)).message_id() for _ in range(100)]
-        for place in (48, 55):  # the last of its batch of 7, and one inside
-            await consumer.seek(ids[place])
-            first = place + (0 if inclusive else 1)
-            assert await take(consumer, 100 - first) == numbers(100 - first, first)
-            broker.cut()
-            assert await take(consumer, 100 - first) == numbers(100 - first, first), "and after a broken stream"
-            broker.reset_cursor(FULL, "s")
-            assert await take(consumer, 100) == numbers(100)
-        with pytest.raises(Timeout):
-            await consumer.receive(1000)
-        consumer.check()
-
-    simulate(body)
-
-
-def test_a_reader_that_went_to_a_time_is_there_after_a_broken_stream_too() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 10)
-        await asyncio.sleep(10)
-        await filled(client, 10, batching_max_messages=1)
-        publish_times = [header.publish_time for header in broker.topics[FULL].headers]
-        reader = await client.create_reader("t", MessageId.latest)
-        await reader.seek(publish_times[-1] - 5000)
+async def test_what_a_seek_passed_over_comes_when_another_moves_the_cursor_back(
+    client: Client, broker: FakeBroker, /, batch: int, inclusive: bool
+) -> None:
+    await filled(client, 100, batching_max_messages=batch)
+    consumer = await client.subscribe(
+        "t", "s", initial_position=EARLIEST, start_message_id_inclusive=inclusive, receiver_queue_size=20
+    )
+    ids = [(await consumer.receive(1000)).message_id() for _ in range(100)]
+    for place in (48, 55):  # the last of its batch of 7, and one inside
+        await consumer.seek(ids[place])
+        first = place + (0 if inclusive else 1)
+        assert await take(consumer, 100 - first) == numbers(100 - first, first)
         broker.cut()
-        await asyncio.sleep(5)
-        assert [(await reader.read_next(10_000)).data() for _ in range(10)] == numbers(10)
-        broker.cut()
-        await filled(client, 1)
-        assert (await reader.read_next(60_000)).data() == b"0"
-        with pytest.raises(Timeout):
-            await reader.read_next(1000)
+        assert await take(consumer, 100 - first) == numbers(100 - first, first), "and after a broken stream"
+        broker.reset_cursor(FULL, "s")
+        assert await take(consumer, 100) == numbers(100)
+    with pytest.raises(Timeout):
+        await consumer.receive(1000)
+    consumer.check()
 
-    simulate(body)
+
+async def test_a_reader_that_went_to_a_time_is_there_after_a_broken_stream_too(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    await filled(client, 10)
+    await asyncio.sleep(10)
+    await filled(client, 10, batching_max_messages=1)
+    publish_times = [header.publish_time for header in broker.topics[FULL].headers]
+    reader = await client.create_reader("t", MessageId.latest)
+    await reader.seek(publish_times[-1] - 5000)
+    broker.cut()
+    await asyncio.sleep(5)
+    assert [(await reader.read_next(10_000)).data() for _ in range(10)] == numbers(10)
+    broker.cut()
+    await filled(client, 1)
+    assert (await reader.read_next(60_000)).data() == b"0"
+    with pytest.raises(Timeout):
+        await reader.read_next(1000)

@@ -158,28 +158,28 @@ def test_permits_are_neither_lost_nor_made_whatever_happens(walks: Callable[[int
 
 
 # ------------------------------------------------------------------------------------------------ the client
-def test_twenty_redeliveries_of_what_is_acknowledged_in_part_make_no_permits() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe(
-            "t", "s", initial_position=InitialPosition.Earliest, consumer_type=ConsumerType.Shared,
-            receiver_queue_size=QUEUE, batch_index_ack_enabled=True,
-        )  # fmt: skip
-        producer = await client.create_producer("t", batching_max_messages=1000, batching_max_publish_delay_ms=50)
-        pending = [producer.send_nowait(b"%d" % number) for number in range(1000)]
-        await producer.flush()
-        assert len(pending) == 1000
-        messages = [await consumer.receive() for _ in range(1000)]
-        for message in messages[:-1]:
-            await consumer.acknowledge(message)
-        for _ in range(20):
-            redelivering: Any = consumer.redeliver_unacknowledged_messages()
-            if redelivering is not None:
-                await redelivering
-            assert (await consumer.receive()).data() == b"999"
-        (fake,) = broker.topics["persistent://public/default/t"].subscriptions["s"].consumers
-        assert fake.permits <= QUEUE
-
-    simulate(body)
+@pytest.mark.run_by.with_args(simulate)
+async def test_twenty_redeliveries_of_what_is_acknowledged_in_part_make_no_permits(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    consumer = await client.subscribe(
+        "t", "s", initial_position=InitialPosition.Earliest, consumer_type=ConsumerType.Shared,
+        receiver_queue_size=QUEUE, batch_index_ack_enabled=True,
+    )  # fmt: skip
+    producer = await client.create_producer("t", batching_max_messages=1000, batching_max_publish_delay_ms=50)
+    pending = [producer.send_nowait(b"%d" % number) for number in range(1000)]
+    await producer.flush()
+    assert len(pending) == 1000
+    messages = [await consumer.receive() for _ in range(1000)]
+    for message in messages[:-1]:
+        await consumer.acknowledge(message)
+    for _ in range(20):
+        redelivering: Any = consumer.redeliver_unacknowledged_messages()
+        if redelivering is not None:
+            await redelivering
+        assert (await consumer.receive()).data() == b"999"
+    (fake,) = broker.topics["persistent://public/default/t"].subscriptions["s"].consumers
+    assert fake.permits <= QUEUE
 
 
 # ------------------------------------------------------------------------------------------------ the whole

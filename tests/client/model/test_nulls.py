@@ -20,6 +20,8 @@ from magnetar.proto.names import Position, TopicName
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 APART = KeyValueSchema(StringSchema(), StringSchema(), KeyValueEncodingType.SEPARATED)
 TOGETHER = KeyValueSchema(StringSchema(), StringSchema(), KeyValueEncodingType.INLINE)
 PAIRS: list[Any] = list(product([None, "", "k"], [None, "", "v"]))
@@ -27,25 +29,24 @@ PAIRS: list[Any] = list(product([None, "", "k"], [None, "", "v"]))
 
 @pytest.mark.parametrize("pairs", [APART, TOGETHER], ids=["apart", "together"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_pair_comes_with_its_nulls_to_a_consumer_and_in_its_copies(pairs: KeyValueSchema, batched: bool) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", schema=pairs, batching_enabled=batched)
-        policy = ConsumerDeadLetterPolicy(max_redeliver_count=1)
-        consumer = await client.subscribe(
-            "t", "s", ConsumerType.Shared, schema=pairs, initial_position=InitialPosition.Earliest,
-            negative_ack_redelivery_delay_ms=100, enable_retry=True, dead_letter_policy=policy,
-        )  # fmt: skip
-        for pair in [*PAIRS, None]:
-            await producer.send(pair)
-        dead = await client.create_reader("t-s-DLQ", MessageId.earliest, schema=pairs)
-        for _times in range(2):
-            came = [await consumer.receive(60_000) for _ in range(len(PAIRS) + 1)]
-            assert [each.value() for each in came] == [*PAIRS, None]
-            for each in came:
-                await consumer.reconsume_later(each, timedelta(milliseconds=10))
-        assert [(await dead.read_next(60_000)).value() for _ in range(len(PAIRS) + 1)] == [*PAIRS, None]
-
-    simulate(body)
+async def test_a_pair_comes_with_its_nulls_to_a_consumer_and_in_its_copies(
+    client: Client, broker: FakeBroker, /, pairs: KeyValueSchema, batched: bool
+) -> None:
+    producer = await client.create_producer("t", schema=pairs, batching_enabled=batched)
+    policy = ConsumerDeadLetterPolicy(max_redeliver_count=1)
+    consumer = await client.subscribe(
+        "t", "s", ConsumerType.Shared, schema=pairs, initial_position=InitialPosition.Earliest,
+        negative_ack_redelivery_delay_ms=100, enable_retry=True, dead_letter_policy=policy,
+    )  # fmt: skip
+    for pair in [*PAIRS, None]:
+        await producer.send(pair)
+    dead = await client.create_reader("t-s-DLQ", MessageId.earliest, schema=pairs)
+    for _times in range(2):
+        came = [await consumer.receive(60_000) for _ in range(len(PAIRS) + 1)]
+        assert [each.value() for each in came] == [*PAIRS, None]
+        for each in came:
+            await consumer.reconsume_later(each, timedelta(milliseconds=10))
+    assert [(await dead.read_next(60_000)).value() for _ in range(len(PAIRS) + 1)] == [*PAIRS, None]
 
 
 def test_a_pair_apart_says_null_as_javas_client_does() -> None:
@@ -74,18 +75,15 @@ def test_a_copy_by_the_broker_keeps_what_is_null() -> None:
     assert (second.null_partition_key, second.null_value, second.HasField("partition_key")) == (False, False, True)
 
 
-def test_an_empty_key_is_a_key_in_a_copy() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", schema=BytesSchema())
-        consumer = await client.subscribe("t", "s", ConsumerType.Shared, enable_retry=True)
-        await producer.send(b"x", partition_key="")
-        await producer.send(b"y")
-        for _ in range(2):
-            message = await consumer.receive(60_000)
-            assert message.has_null_key() == (message.data() == b"y")
-            await consumer.reconsume_later(message, timedelta(milliseconds=10))
-        for _ in range(2):
-            message = await consumer.receive(60_000)
-            assert message.has_null_key() == (message.data() == b"y")
-
-    simulate(body)
+async def test_an_empty_key_is_a_key_in_a_copy(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", schema=BytesSchema())
+    consumer = await client.subscribe("t", "s", ConsumerType.Shared, enable_retry=True)
+    await producer.send(b"x", partition_key="")
+    await producer.send(b"y")
+    for _ in range(2):
+        message = await consumer.receive(60_000)
+        assert message.has_null_key() == (message.data() == b"y")
+        await consumer.reconsume_later(message, timedelta(milliseconds=10))
+    for _ in range(2):
+        message = await consumer.receive(60_000)
+        assert message.has_null_key() == (message.data() == b"y")

@@ -85,16 +85,16 @@ def test_a_client_refuses_what_is_not_there(name: str, value: object) -> None:
             face(URL, **{name: value})
 
 
-def test_a_message_names_the_clusters_that_may_get_it_as_pulsars_clients_write_it() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=True)
-        await producer.send(b"x", replication_clusters=["a", "b"])
-        await producer.send(b"x", disable_replication=True)
-        await producer.send(b"x", replication_clusters=[], disable_replication=False)
-        [topic] = broker.topics.values()
-        assert [list(each.metadata.replicate_to) for each in topic.headers] == [["a", "b"], ["__local__"], []]
-
-    simulate(body)
+@pytest.mark.run_by.with_args(simulate)
+async def test_a_message_names_the_clusters_that_may_get_it_as_pulsars_clients_write_it(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_enabled=True)
+    await producer.send(b"x", replication_clusters=["a", "b"])
+    await producer.send(b"x", disable_replication=True)
+    await producer.send(b"x", replication_clusters=[], disable_replication=False)
+    [topic] = broker.topics.values()
+    assert [list(each.metadata.replicate_to) for each in topic.headers] == [["a", "b"], ["__local__"], []]
 
 
 @pytest.mark.parametrize("name", TUNING)

@@ -297,19 +297,19 @@ def test_the_blocking_face_refuses_each_at_once_and_sends_nothing(fake: tuple[st
 
 
 @pytest.mark.parametrize("makes", ["text", None, ValueError("on purpose"), KeyError("on purpose")], ids=repr)
-def test_a_schema_that_fails_or_gives_no_bytes_is_the_callers_error(makes: Any) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", schema=WrongSchema(makes))
-        with pytest.raises(magnetar.InvalidMessage) as caught:
-            await asyncio.wait_for(producer.send(object()), 5)
-        assert refused(caught.value)
-        with pytest.raises(magnetar.InvalidMessage) as caught:
-            producer.send_nowait(object())
-        assert refused(caught.value)
-        async with asyncio.timeout(5):
-            await producer.close()
-
-    simulate(body)
+@pytest.mark.run_by.with_args(simulate)
+async def test_a_schema_that_fails_or_gives_no_bytes_is_the_callers_error(
+    client: Client, broker: FakeBroker, /, makes: Any
+) -> None:
+    producer = await client.create_producer("t", schema=WrongSchema(makes))
+    with pytest.raises(magnetar.InvalidMessage) as caught:
+        await asyncio.wait_for(producer.send(object()), 5)
+    assert refused(caught.value)
+    with pytest.raises(magnetar.InvalidMessage) as caught:
+        producer.send_nowait(object())
+    assert refused(caught.value)
+    async with asyncio.timeout(5):
+        await producer.close()
 
 
 @pytest.mark.parametrize("gives", [1.5, -5, None, "x", 2**80, ZeroDivisionError()], ids=repr)

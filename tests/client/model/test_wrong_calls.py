@@ -17,6 +17,8 @@ from magnetar.proto import names
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 HIGH = "\ud800"
 ID = magnetar.MessageId
 
@@ -38,17 +40,16 @@ ID = magnetar.MessageId
     lambda of: of["consumer"].acknowledge(ID(7, 1, 1, -1)), lambda of: of["consumer"].acknowledge([ID(7, 1, 1, -1)]),
     lambda of: of["consumer"].acknowledge_cumulative(ID(7, 1, 1, -1)),
 ])  # fmt: skip
-def test_a_wrong_call_is_refused_with_a_type(call: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        of = {
-            "client": client, "producer": await client.create_producer("t"),
-            "consumer": await client.subscribe("t", "s"), "view": await client.create_table_view("t"),
-        }  # fmt: skip
-        with pytest.raises((magnetar.InvalidConfiguration, magnetar.InvalidMessage)):
-            await call(of)
-        assert not broker.received
-
-    simulate(body)
+async def test_a_wrong_call_is_refused_with_a_type(
+    client: Client, broker: FakeBroker, /, call: Callable[[dict[str, Any]], Awaitable[Any]]
+) -> None:
+    of = {
+        "client": client, "producer": await client.create_producer("t"),
+        "consumer": await client.subscribe("t", "s"), "view": await client.create_table_view("t"),
+    }  # fmt: skip
+    with pytest.raises((magnetar.InvalidConfiguration, magnetar.InvalidMessage)):
+        await call(of)
+    assert not broker.received
 
 
 @pytest.mark.parametrize("kind", [Array, Map])
@@ -62,18 +63,15 @@ def test_elements_that_are_none(kind: Any, element: Any) -> None:
         assert isinstance(raised.value, magnetar.InvalidConfiguration)
 
 
-def test_a_message_is_not_pickled_and_says_what_is() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s")
-        await (await client.create_producer("t")).send(b"x")
-        message = await consumer.receive(1000)
-        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="serialize") as raised:
-                copied(message)
-            assert isinstance(raised.value, magnetar.InvalidMessage)
-        assert pickle.loads(pickle.dumps(message.message_id())) == message.message_id()
-
-    simulate(body)
+async def test_a_message_is_not_pickled_and_says_what_is(client: Client, broker: FakeBroker, /) -> None:
+    consumer = await client.subscribe("t", "s")
+    await (await client.create_producer("t")).send(b"x")
+    message = await consumer.receive(1000)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="serialize") as raised:
+            copied(message)
+        assert isinstance(raised.value, magnetar.InvalidMessage)
+    assert pickle.loads(pickle.dumps(message.message_id())) == message.message_id()
 
 
 def test_half_a_character_as_a_key_ends_no_process() -> None:

@@ -378,9 +378,7 @@ def test_a_reader_reads_what_was_half_there_when_the_connection_broke() -> None:
     simulate(body, small())
 
 
-def test_chunking_and_batching_exclude_each_other() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        with pytest.raises(InvalidConfiguration, match="batching and chunking"):
-            await client.create_producer("t", chunking_enabled=True, batching_enabled=True)
-
-    simulate(body)
+@pytest.mark.run_by.with_args(simulate)
+async def test_chunking_and_batching_exclude_each_other(client: Client, broker: FakeBroker, /) -> None:
+    with pytest.raises(InvalidConfiguration, match="batching and chunking"):
+        await client.create_producer("t", chunking_enabled=True, batching_enabled=True)

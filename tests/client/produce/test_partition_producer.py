@@ -27,6 +27,8 @@ from tests.client.fake_broker import FakeBroker, Topic
 from tests.client.simulated import simulate
 from tests.compiled import replaces_code
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 FULL = "persistent://public/default/t"
 
 
@@ -44,39 +46,30 @@ def _client_part(entry: bytes) -> bytes:
     return bytes(split_broker_part(entry)[2])
 
 
-def test_a_message_gets_the_id_under_which_it_is_stored() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=False)
-        assert await producer.send(b"one") == MessageId(-1, 7, 0, -1)
-        assert producer.last_sequence_id() == 0
-        assert producer.producer_name() == "named-by-broker"
-        assert producer.topic() == FULL
-        assert stored(broker.topics[FULL]) == [b"one"]
-
-    simulate(body)
+async def test_a_message_gets_the_id_under_which_it_is_stored(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    assert await producer.send(b"one") == MessageId(-1, 7, 0, -1)
+    assert producer.last_sequence_id() == 0
+    assert producer.producer_name() == "named-by-broker"
+    assert producer.topic() == FULL
+    assert stored(broker.topics[FULL]) == [b"one"]
 
 
-def test_an_awaited_send_does_not_wait_for_the_batching_delay() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")  # a program that asks for a longer delay gets it
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        await producer.send(b"now")
-        assert loop.time() - begin < producer.settings.batching_max_publish_delay_ms / 1000
-
-    simulate(body)
+async def test_an_awaited_send_does_not_wait_for_the_batching_delay(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")  # a program that asks for a longer delay gets it
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await producer.send(b"now")
+    assert loop.time() - begin < producer.settings.batching_max_publish_delay_ms / 1000
 
 
-def test_a_message_that_nobody_waits_for_leaves_after_the_delay() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_publish_delay_ms=50)
-        producer.send_nowait(b"later")
-        await asyncio.sleep(0.03)
-        assert broker.received == []
-        await asyncio.sleep(0.2)
-        assert broker.received == [(0, 1)]
-
-    simulate(body)
+async def test_a_message_that_nobody_waits_for_leaves_after_the_delay(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", batching_max_publish_delay_ms=50)
+    producer.send_nowait(b"later")
+    await asyncio.sleep(0.03)
+    assert broker.received == []
+    await asyncio.sleep(0.2)
+    assert broker.received == [(0, 1)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -177,156 +170,126 @@ def test_closing_with_messages_under_way_says_why() -> None:
     simulate(body, broker, operation_timeout_seconds=3)
 
 
-def test_a_message_above_the_limit_is_refused_and_the_next_one_goes() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        with pytest.raises(MessageTooBig):
-            await producer.send(bytes((5 << 20) + 1))
-        with pytest.raises(MessageTooBig):
-            await producer.send(bytes(5 << 20))  # fits as a payload, not with its head
-        await producer.send(b"small")
-        assert stored(broker.topics[FULL]) == [b"small"]
+async def test_a_message_above_the_limit_is_refused_and_the_next_one_goes(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t")
+    with pytest.raises(MessageTooBig):
+        await producer.send(bytes((5 << 20) + 1))
+    with pytest.raises(MessageTooBig):
+        await producer.send(bytes(5 << 20))  # fits as a payload, not with its head
+    await producer.send(b"small")
+    assert stored(broker.topics[FULL]) == [b"small"]
 
-    simulate(body)
+
+async def test_a_delayed_message_stands_alone_between_its_neighbours(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    producer.send_nowait(b"a")
+    producer.send_nowait(b"b", None, deliver_at=123456)
+    producer.send_nowait(b"c")
+    await producer.flush()
+    headers = broker.topics[FULL].headers
+    assert [header.metadata.deliver_at_time for header in headers] == [0, 123456, 0]
+    assert [header.batched for header in headers] == [True, False, True]
 
 
-def test_a_delayed_message_stands_alone_between_its_neighbours() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        producer.send_nowait(b"a")
-        producer.send_nowait(b"b", None, deliver_at=123456)
-        producer.send_nowait(b"c")
+async def test_initial_sequence_id_is_where_numbers_go_on(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", initial_sequence_id=41)
+    assert producer.last_sequence_id() == 41
+    await producer.send(b"x")
+    assert broker.received == [(42, 1)]
+
+
+async def test_a_closed_producer_says_so_when_it_is_flushed(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    await producer.close()
+    with pytest.raises(AlreadyClosed):
         await producer.flush()
-        headers = broker.topics[FULL].headers
-        assert [header.metadata.deliver_at_time for header in headers] == [0, 123456, 0]
-        assert [header.batched for header in headers] == [True, False, True]
-
-    simulate(body)
 
 
-def test_initial_sequence_id_is_where_numbers_go_on() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", initial_sequence_id=41)
-        assert producer.last_sequence_id() == 41
+async def test_zero_pending_messages_are_no_bound(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer(
+        "t", max_pending_messages=0, max_pending_messages_across_partitions=0, batching_enabled=True
+    )
+    for _ in range(3000):
+        producer.send_nowait(b"x")
+    await producer.flush()
+    assert producer.last_sequence_id() == 2999
+
+
+async def test_refusals_reach_the_caller_as_exceptions(client: Client, broker: FakeBroker, /) -> None:
+    broker.refuse = [wire_errors.ProducerBusy("taken")]
+    with pytest.raises(ProducerBusy, match="taken"):
+        await client.create_producer("t")
+    with pytest.raises(TopicNotFound):
+        await client.create_producer("missing")
+    with pytest.raises(InvalidConfiguration):
+        await client.create_producer("t", max_pending_messages=-1)
+
+
+async def test_a_broker_that_is_not_the_owner_is_asked_again_later(client: Client, broker: FakeBroker, /) -> None:
+    broker.refuse = [wire_errors.NotOwner("moved"), wire_errors.Unavailable("loading")]
+    producer = await client.create_producer("t")
+    assert broker.lookups == 3
+    await producer.send(b"x")
+
+
+async def test_a_fenced_producer_is_finished(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    broker.publish_errors = [wire_errors.ProducerFenced("a later one took over")]
+    with pytest.raises(ProducerFenced):
         await producer.send(b"x")
-        assert broker.received == [(42, 1)]
-
-    simulate(body)
-
-
-def test_a_closed_producer_says_so_when_it_is_flushed() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        await producer.close()
-        with pytest.raises(AlreadyClosed):
-            await producer.flush()
-
-    simulate(body)
-
-
-def test_zero_pending_messages_are_no_bound() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer(
-            "t", max_pending_messages=0, max_pending_messages_across_partitions=0, batching_enabled=True
-        )
-        for _ in range(3000):
-            producer.send_nowait(b"x")
-        await producer.flush()
-        assert producer.last_sequence_id() == 2999
-
-    simulate(body)
-
-
-def test_refusals_reach_the_caller_as_exceptions() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        broker.refuse = [wire_errors.ProducerBusy("taken")]
-        with pytest.raises(ProducerBusy, match="taken"):
-            await client.create_producer("t")
-        with pytest.raises(TopicNotFound):
-            await client.create_producer("missing")
-        with pytest.raises(InvalidConfiguration):
-            await client.create_producer("t", max_pending_messages=-1)
-
-    simulate(body)
-
-
-def test_a_broker_that_is_not_the_owner_is_asked_again_later() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        broker.refuse = [wire_errors.NotOwner("moved"), wire_errors.Unavailable("loading")]
-        producer = await client.create_producer("t")
-        assert broker.lookups == 3
-        await producer.send(b"x")
-
-    simulate(body)
-
-
-def test_a_fenced_producer_is_finished() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        broker.publish_errors = [wire_errors.ProducerFenced("a later one took over")]
-        with pytest.raises(ProducerFenced):
-            await producer.send(b"x")
-        with pytest.raises(ProducerFenced):
-            await producer.send(b"y")
-
-    simulate(body)
-
-
-def test_an_entry_that_is_refused_for_good_fails_alone() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=False)
-        broker.publish_errors = [wire_errors.MessageTooLarge("of this topic")]
-        with pytest.raises(MessageTooBig):
-            await producer.send(b"x")
+    with pytest.raises(ProducerFenced):
         await producer.send(b"y")
-        assert stored(broker.topics[FULL]) == [b"y"]
-
-    simulate(body)
 
 
-def test_an_entry_with_an_unknown_outcome_goes_again() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=False)
-        broker.publish_errors = [wire_errors.OutcomeUnknown("the ledger was fenced")]
-        await asyncio.gather(producer.send(b"x"), producer.send(b"y"))
-        assert broker.received[0] == (0, 1)
-        assert broker.received.count((0, 1)) == 2
-        assert broker.received.index((1, 1)) > 0
+async def test_an_entry_that_is_refused_for_good_fails_alone(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    broker.publish_errors = [wire_errors.MessageTooLarge("of this topic")]
+    with pytest.raises(MessageTooBig):
+        await producer.send(b"x")
+    await producer.send(b"y")
+    assert stored(broker.topics[FULL]) == [b"y"]
 
-    simulate(body)
+
+async def test_an_entry_with_an_unknown_outcome_goes_again(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    broker.publish_errors = [wire_errors.OutcomeUnknown("the ledger was fenced")]
+    await asyncio.gather(producer.send(b"x"), producer.send(b"y"))
+    assert broker.received[0] == (0, 1)
+    assert broker.received.count((0, 1)) == 2
+    assert broker.received.index((1, 1)) > 0
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["failed only", "and closed"])
-def test_several_refusals_of_one_turn_open_the_producer_again_once(closed: bool) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=False)
-        broker.publish_errors = [wire_errors.OutcomeUnknown("the ledger was fenced")] * 4
-        sends = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(4)]
-        while not broker.received:  # noqa: ASYNC110
-            await asyncio.sleep(0.0001)
-        if closed:
-            broker.opened[-1](wire_errors.Unavailable("the topic moves"))
-        await asyncio.gather(*sends)
-        await asyncio.sleep(5)
-        assert len(broker.opened) == 2
-        assert stored(broker.topics[FULL]) == [b"0", b"1", b"2", b"3"]
+async def test_several_refusals_of_one_turn_open_the_producer_again_once(
+    client: Client, broker: FakeBroker, /, closed: bool
+) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    broker.publish_errors = [wire_errors.OutcomeUnknown("the ledger was fenced")] * 4
+    sends = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(4)]
+    while not broker.received:  # noqa: ASYNC110
+        await asyncio.sleep(0.0001)
+    if closed:
+        broker.opened[-1](wire_errors.Unavailable("the topic moves"))
+    await asyncio.gather(*sends)
+    await asyncio.sleep(5)
+    assert len(broker.opened) == 2
+    assert stored(broker.topics[FULL]) == [b"0", b"1", b"2", b"3"]
 
-    simulate(body)
 
-
-def test_a_closed_producer_refuses_and_what_was_sent_before_is_stored() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        outcomes: list[Any] = []
-        async with await client.create_producer("t") as producer:
-            for _ in range(7):
-                producer.send_nowait(b"x", lambda result, _: outcomes.append(result))
-        assert outcomes == [Result.Ok] * 7
-        with pytest.raises(AlreadyClosed):
-            producer.send_nowait(b"y")
-        with pytest.raises(AlreadyClosed):
-            await producer.send(b"y")
-
-    simulate(body)
+async def test_a_closed_producer_refuses_and_what_was_sent_before_is_stored(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    outcomes: list[Any] = []
+    async with await client.create_producer("t") as producer:
+        for _ in range(7):
+            producer.send_nowait(b"x", lambda result, _: outcomes.append(result))
+    assert outcomes == [Result.Ok] * 7
+    with pytest.raises(AlreadyClosed):
+        producer.send_nowait(b"y")
+    with pytest.raises(AlreadyClosed):
+        await producer.send(b"y")
 
 
 def test_closing_with_messages_under_way_ends_them_with_a_result() -> None:
@@ -344,75 +307,69 @@ def test_closing_with_messages_under_way_ends_them_with_a_result() -> None:
     simulate(body, broker, operation_timeout_seconds=5)
 
 
-def test_a_failing_callback_harms_nobody_else() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        outcomes: list[Any] = []
+async def test_a_failing_callback_harms_nobody_else(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t")
+    outcomes: list[Any] = []
 
-        def broken(result: Any, id_: Any) -> None:
-            raise RuntimeError("on purpose")
+    def broken(result: Any, id_: Any) -> None:
+        raise RuntimeError("on purpose")
 
-        producer.send_nowait(b"x", broken)
-        producer.send_nowait(b"y", lambda result, _: outcomes.append(result))
+    producer.send_nowait(b"x", broken)
+    producer.send_nowait(b"y", lambda result, _: outcomes.append(result))
+    await producer.flush()
+    assert outcomes == [Result.Ok]
+
+
+async def test_when_the_topic_moves_the_owner_is_looked_up_again_and_nothing_is_lost(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_enabled=False)
+    consumer = await client.subscribe("t", "s")
+    lookups = broker.lookups
+    sends = [asyncio.ensure_future(producer.send(b"%d" % i)) for i in range(5)]
+    broker.give_up(wire_errors.NotOwner("the topic moved"))
+    await asyncio.gather(*sends)
+    assert broker.lookups > lookups
+    received: list[bytes] = []
+    while len(set(received)) < 5:
+        received.append((await consumer.receive(10_000)).data())
+    assert list(dict.fromkeys(received)) == [b"%d" % i for i in range(5)]
+
+
+async def test_a_topic_that_its_broker_does_not_know_ends_its_producer_and_consumer(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t")
+    consumer = await client.subscribe("t", "s")
+    broker.give_up(wire_errors.TopicNotFound("deleted"))
+    with pytest.raises(TopicNotFound):
+        await consumer.receive(10_000)
+    with pytest.raises(TopicNotFound):
+        await producer.send(b"x")
+
+
+async def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
+    outcomes: list[Any] = []
+
+    def told(result: Any, id_: MessageId) -> None:
+        outcomes.append(result)
+        broker.silent = True
+        producer.send_nowait(b"later")  # as another thread may at any time
+
+    producer.send_nowait(b"before", told)
+    async with asyncio.timeout(1):
         await producer.flush()
-        assert outcomes == [Result.Ok]
-
-    simulate(body)
-
-
-def test_when_the_topic_moves_the_owner_is_looked_up_again_and_nothing_is_lost() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_enabled=False)
-        consumer = await client.subscribe("t", "s")
-        lookups = broker.lookups
-        sends = [asyncio.ensure_future(producer.send(b"%d" % i)) for i in range(5)]
-        broker.give_up(wire_errors.NotOwner("the topic moved"))
-        await asyncio.gather(*sends)
-        assert broker.lookups > lookups
-        received: list[bytes] = []
-        while len(set(received)) < 5:
-            received.append((await consumer.receive(10_000)).data())
-        assert list(dict.fromkeys(received)) == [b"%d" % i for i in range(5)]
-
-    simulate(body)
-
-
-def test_a_topic_that_its_broker_does_not_know_ends_its_producer_and_consumer() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        consumer = await client.subscribe("t", "s")
-        broker.give_up(wire_errors.TopicNotFound("deleted"))
-        with pytest.raises(TopicNotFound):
-            await consumer.receive(10_000)
-        with pytest.raises(TopicNotFound):
-            await producer.send(b"x")
-
-    simulate(body)
-
-
-def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
-        outcomes: list[Any] = []
-
-        def told(result: Any, id_: MessageId) -> None:
-            outcomes.append(result)
-            broker.silent = True
-            producer.send_nowait(b"later")  # as another thread may at any time
-
-        producer.send_nowait(b"before", told)
-        async with asyncio.timeout(1):
-            await producer.flush()
-        assert outcomes == [Result.Ok]
-        assert producer.partitions[0].core.pending == 1
-        late = asyncio.ensure_future(producer.flush())
-        await asyncio.sleep(20)
-        assert not late.done(), "the later one has no outcome"
-        await asyncio.sleep(40)
-        assert late.done(), "it timed out"
-        producer.check()
-
-    simulate(body)
+    assert outcomes == [Result.Ok]
+    assert producer.partitions[0].core.pending == 1
+    late = asyncio.ensure_future(producer.flush())
+    await asyncio.sleep(20)
+    assert not late.done(), "the later one has no outcome"
+    await asyncio.sleep(40)
+    assert late.done(), "it timed out"
+    producer.check()
 
 
 def test_a_flush_of_a_partition_that_opens_with_its_first_message_waits_for_that_message_alone() -> None:
@@ -434,36 +391,34 @@ def test_a_flush_of_a_partition_that_opens_with_its_first_message_waits_for_that
     simulate(body, FakeBroker({"parts": 3}))
 
 
-def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_stored() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
-        outcomes: list[Any] = []
-        for _ in range(10):
-            producer.send_nowait(b"before", lambda *outcome: outcomes.append(outcome[0]))
-        closing = asyncio.ensure_future(producer.close())
-        for _ in range(4):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        with pytest.raises(AlreadyClosed):
-            producer.send_nowait(b"late")
-        await closing
-        assert outcomes == [Result.Ok] * 10
+async def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_stored(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
+    outcomes: list[Any] = []
+    for _ in range(10):
+        producer.send_nowait(b"before", lambda *outcome: outcomes.append(outcome[0]))
+    closing = asyncio.ensure_future(producer.close())
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    with pytest.raises(AlreadyClosed):
+        producer.send_nowait(b"late")
+    await closing
+    assert outcomes == [Result.Ok] * 10
 
-    simulate(body)
 
-
-def test_closing_does_not_wait_for_an_opening_when_every_message_has_its_outcome() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        await producer.send(b"x")
-        broker.ignores.add("open_producer")
-        broker.opened[-1](wire_errors.Unavailable("the topic moves"))
-        await asyncio.sleep(1)
-        begun = asyncio.get_running_loop().time()
-        await producer.close()
-        assert asyncio.get_running_loop().time() - begun < 1
-
-    simulate(body)
+async def test_closing_does_not_wait_for_an_opening_when_every_message_has_its_outcome(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t")
+    await producer.send(b"x")
+    broker.ignores.add("open_producer")
+    broker.opened[-1](wire_errors.Unavailable("the topic moves"))
+    await asyncio.sleep(1)
+    begun = asyncio.get_running_loop().time()
+    await producer.close()
+    assert asyncio.get_running_loop().time() - begun < 1
 
 
 def test_a_broker_that_does_not_answer_to_the_close_fails_no_message(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,8 @@ from magnetar.proto.errors import NotAllowed
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 FULL = "persistent://public/default/t"
 
 
@@ -33,20 +35,19 @@ def of(broker: FakeBroker, name: str = FULL) -> list[tuple[str, str, list[bytes]
     return found
 
 
-def test_key_based_batches_hold_one_key_each_named_by_the_entry_and_ids_that_follow_each_other() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
-        for number in range(9):
-            key = (None, "a", "b")[number % 3]
-            producer.send_nowait(b"%d" % number, None, partition_key=key, ordering_key="o" if key == "b" else None)
-        await producer.flush()
-        assert of(broker) == [
-            ("", "", [b"0", b"3", b"6"], 0, 2),
-            ("a", "", [b"1", b"4", b"7"], 3, 5),
-            ("b", "o", [b"2", b"5", b"8"], 6, 8),
-        ]
-
-    simulate(body)
+async def test_key_based_batches_hold_one_key_each_named_by_the_entry_and_ids_that_follow_each_other(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
+    for number in range(9):
+        key = (None, "a", "b")[number % 3]
+        producer.send_nowait(b"%d" % number, None, partition_key=key, ordering_key="o" if key == "b" else None)
+    await producer.flush()
+    assert of(broker) == [
+        ("", "", [b"0", b"3", b"6"], 0, 2),
+        ("a", "", [b"1", b"4", b"7"], 3, 5),
+        ("b", "o", [b"2", b"5", b"8"], 6, 8),
+    ]
 
 
 def test_complaint_05_one_hot_key_does_not_mix_with_others_in_a_batch() -> None:
@@ -90,46 +91,40 @@ def test_named_ids_go_up_keep_their_place_and_no_batch_lies_across_what_the_brok
         assert found == [(7, 9), (10, 12), (12, 12), (13, 13)], "an id that is named again is alone"
 
 
-def test_after_a_time_out_the_same_ids_may_be_named_again() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", send_timeout_millis=1000)
-        broker.silent = True
-        with pytest.raises(PulsarException):
-            await producer.send(b"5", sequence_id=5)
-        broker.silent = False
+async def test_after_a_time_out_the_same_ids_may_be_named_again(client: Client, broker: FakeBroker, /) -> None:
+    producer = await client.create_producer("t", send_timeout_millis=1000)
+    broker.silent = True
+    with pytest.raises(PulsarException):
         await producer.send(b"5", sequence_id=5)
-        assert broker.received == [(5, 1), (5, 1)]
-
-    simulate(body)
+    broker.silent = False
+    await producer.send(b"5", sequence_id=5)
+    assert broker.received == [(5, 1), (5, 1)]
 
 
 @pytest.mark.parametrize("batching", [False, True])
 @pytest.mark.parametrize("compression", list(CompressionType))
-def test_every_compression_of_messages_and_batches_with_all_that_is_said_of_them(
-    compression: CompressionType, batching: bool
+async def test_every_compression_of_messages_and_batches_with_all_that_is_said_of_them(
+    client: Client, broker: FakeBroker, /, compression: CompressionType, batching: bool
 ) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
-        producer = await client.create_producer("t", compression_type=compression, batching_enabled=batching)
-        for number in range(3):
-            producer.send_nowait(
-                b"%d" % number * 500, None, properties={"n": str(number)}, partition_key="k", ordering_key="o",
-                event_timestamp=1000 + number,
-            )  # fmt: skip
-        producer.send_nowait(None, None, partition_key="gone")
-        await producer.flush()
-        for number in range(3):
-            message = await consumer.receive(5000)
-            assert message.data() == b"%d" % number * 500
-            assert message.properties() == {"n": str(number)}
-            assert (message.partition_key(), message.ordering_key()) == ("k", "o")
-            assert message.event_timestamp() == 1000 + number
-        tombstone = await consumer.receive(5000)
-        assert (tombstone.has_null_value(), tombstone.value(), tombstone.partition_key()) == (True, None, "gone")
-        if compression is not CompressionType.NONE:
-            assert sum(map(len, broker.topics[FULL].entries)) < 1500
-
-    simulate(body)
+    consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+    producer = await client.create_producer("t", compression_type=compression, batching_enabled=batching)
+    for number in range(3):
+        producer.send_nowait(
+            b"%d" % number * 500, None, properties={"n": str(number)}, partition_key="k", ordering_key="o",
+            event_timestamp=1000 + number,
+        )  # fmt: skip
+    producer.send_nowait(None, None, partition_key="gone")
+    await producer.flush()
+    for number in range(3):
+        message = await consumer.receive(5000)
+        assert message.data() == b"%d" % number * 500
+        assert message.properties() == {"n": str(number)}
+        assert (message.partition_key(), message.ordering_key()) == ("k", "o")
+        assert message.event_timestamp() == 1000 + number
+    tombstone = await consumer.receive(5000)
+    assert (tombstone.has_null_value(), tombstone.value(), tombstone.partition_key()) == (True, None, "gone")
+    if compression is not CompressionType.NONE:
+        assert sum(map(len, broker.topics[FULL].entries)) < 1500
 
 
 def partitions(broker: FakeBroker) -> dict[str, int]:
@@ -242,28 +237,27 @@ def test_pr12_flush_returns_when_everything_of_all_partitions_is_stored_and_call
     simulate(body, FakeBroker({"p4": 4}))
 
 
-def test_pr02_a_batch_ends_with_its_first_limit_and_whoever_waits_is_not_kept_waiting() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        loop = asyncio.get_running_loop()
+async def test_pr02_a_batch_ends_with_its_first_limit_and_whoever_waits_is_not_kept_waiting(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    loop = asyncio.get_running_loop()
 
-        async def batches(count: int, size: int) -> list[int]:
-            topic = f"t-{len(broker.topics)}"
-            producer = await client.create_producer(topic, max_pending_messages=5000)
-            for _ in range(count):
-                producer.send_nowait(bytes(size))
-            await producer.flush()
-            return [len(payloads) for _, _, payloads, _, _ in of(broker, f"persistent://public/default/{topic}")]
+    async def batches(count: int, size: int) -> list[int]:
+        topic = f"t-{len(broker.topics)}"
+        producer = await client.create_producer(topic, max_pending_messages=5000)
+        for _ in range(count):
+            producer.send_nowait(bytes(size))
+        await producer.flush()
+        return [len(payloads) for _, _, payloads, _, _ in of(broker, f"persistent://public/default/{topic}")]
 
-        assert await batches(2500, 1) == [1000, 1000, 500], "1,000 messages"
-        assert max(await batches(300, 1000)) <= 131, "128 KiB"
-        producer = await client.create_producer("lone")
-        begun = loop.time()
-        await producer.send(b"x")
-        assert loop.time() - begun < 0.01, "an awaited send does not wait for the 10 ms"
-        done = loop.create_future()
-        begun = loop.time()
-        producer.send_nowait(b"x", lambda result, _: done.set_result(result))
-        assert await done is Result.Ok
-        assert 0.01 <= loop.time() - begun < 0.02, "10 ms"
-
-    simulate(body)
+    assert await batches(2500, 1) == [1000, 1000, 500], "1,000 messages"
+    assert max(await batches(300, 1000)) <= 131, "128 KiB"
+    producer = await client.create_producer("lone")
+    begun = loop.time()
+    await producer.send(b"x")
+    assert loop.time() - begun < 0.01, "an awaited send does not wait for the 10 ms"
+    done = loop.create_future()
+    begun = loop.time()
+    producer.send_nowait(b"x", lambda result, _: done.set_result(result))
+    assert await done is Result.Ok
+    assert 0.01 <= loop.time() - begun < 0.02, "10 ms"

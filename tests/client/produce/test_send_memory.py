@@ -20,27 +20,27 @@ LIMIT = 100_000
 PAYLOAD = bytes(10_000)
 
 
-def test_messages_past_the_limit_are_refused_and_each_outcome_gives_its_bytes_back() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        memory = client.connections.send_memory
-        assert memory is not None
-        producers = [await client.create_producer(f"t{n}", batching_enabled=n == 1) for n in range(2)]
-        outcomes: list[Result] = []
-        for number in range(10):
-            producers[number % 2].send_nowait(PAYLOAD, lambda result, _: outcomes.append(result))
-        with pytest.raises(MemoryBufferIsFull, match="100000 bytes"):
-            producers[0].send_nowait(b"x")
-        with pytest.raises(MemoryBufferIsFull):
-            producers[1].send_nowait(b"x", partition_key="k")
-        for each in producers:
-            await each.flush()
-        assert outcomes == [Result.Ok] * 10
-        assert memory.reserved_bytes == 0
-        await producers[0].send(bytes(3 * LIMIT))
-        for each in producers:
-            each.check()
-
-    simulate(body, memory_limit_bytes=LIMIT)
+@pytest.mark.run_by(simulate, memory_limit_bytes=LIMIT)
+async def test_messages_past_the_limit_are_refused_and_each_outcome_gives_its_bytes_back(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    memory = client.connections.send_memory
+    assert memory is not None
+    producers = [await client.create_producer(f"t{n}", batching_enabled=n == 1) for n in range(2)]
+    outcomes: list[Result] = []
+    for number in range(10):
+        producers[number % 2].send_nowait(PAYLOAD, lambda result, _: outcomes.append(result))
+    with pytest.raises(MemoryBufferIsFull, match="100000 bytes"):
+        producers[0].send_nowait(b"x")
+    with pytest.raises(MemoryBufferIsFull):
+        producers[1].send_nowait(b"x", partition_key="k")
+    for each in producers:
+        await each.flush()
+    assert outcomes == [Result.Ok] * 10
+    assert memory.reserved_bytes == 0
+    await producers[0].send(bytes(3 * LIMIT))
+    for each in producers:
+        each.check()
 
 
 def test_with_block_if_queue_full_senders_of_all_producers_wait_and_all_is_sent() -> None:
@@ -69,21 +69,19 @@ def test_with_block_if_queue_full_senders_of_all_producers_wait_and_all_is_sent(
     simulate(body, memory_limit_bytes=LIMIT)
 
 
-def test_a_producer_that_is_closed_or_times_out_keeps_nothing() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        memory = client.connections.send_memory
-        assert memory is not None
-        producer = await client.create_producer("t", send_timeout_millis=1000, batching_enabled=True,
-                                                batching_max_publish_delay_ms=10_000)  # fmt: skip
-        for _ in range(3):
-            producer.send_nowait(PAYLOAD)
-        with pytest.raises(TypeError):
-            producer.send_nowait(PAYLOAD, properties={"a": 1})  # type: ignore[dict-item]
-        assert memory.reserved_bytes == 3 * len(PAYLOAD)
-        producer.abort()
-        assert memory.reserved_bytes == 0
-
-    simulate(body, memory_limit_bytes=LIMIT)
+@pytest.mark.run_by(simulate, memory_limit_bytes=LIMIT)
+async def test_a_producer_that_is_closed_or_times_out_keeps_nothing(client: Client, broker: FakeBroker, /) -> None:
+    memory = client.connections.send_memory
+    assert memory is not None
+    producer = await client.create_producer("t", send_timeout_millis=1000, batching_enabled=True,
+                                            batching_max_publish_delay_ms=10_000)  # fmt: skip
+    for _ in range(3):
+        producer.send_nowait(PAYLOAD)
+    with pytest.raises(TypeError):
+        producer.send_nowait(PAYLOAD, properties={"a": 1})  # type: ignore[dict-item]
+    assert memory.reserved_bytes == 3 * len(PAYLOAD)
+    producer.abort()
+    assert memory.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -117,16 +115,16 @@ def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_le
     assert MemoryClaim(receive, 1000).window >= 1
 
 
-def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t", block_if_queue_full=True)
-        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
-        sending = asyncio.create_task(producer.send_many([PAYLOAD] * 100))
-        for _ in range(100):
-            await consumer.acknowledge(await consumer.receive(5000))
-        await sending
-
-    simulate(body, memory_limit_bytes=LIMIT)
+@pytest.mark.run_by(simulate, memory_limit_bytes=LIMIT)
+async def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all(
+    client: Client, broker: FakeBroker, /
+) -> None:
+    producer = await client.create_producer("t", block_if_queue_full=True)
+    consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+    sending = asyncio.create_task(producer.send_many([PAYLOAD] * 100))
+    for _ in range(100):
+        await consumer.acknowledge(await consumer.receive(5000))
+    await sending
 
 
 def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:

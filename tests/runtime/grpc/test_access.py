@@ -342,30 +342,28 @@ def _simulate(scenario: Callable[[Simulation], Awaitable[None]]) -> None:
     assert not simulation.complaints
 
 
-def test_simulated_callers_are_authenticated_too_and_their_streams_expire() -> None:
-    async def scenario(simulation: Simulation) -> None:
-        world = simulation.world("broker")
-        broker, guard = Broker(), Gatekeeper(60.0, world.clock)
-        serving = await simulation.spawn(
-            "broker", world.network.serve(Endpoint("broker", 1), [("Broker", broker)], ListenerAccess(guard))
-        )
+@pytest.mark.run_by.with_args(_simulate)
+async def test_simulated_callers_are_authenticated_too_and_their_streams_expire(simulation: Simulation, /) -> None:
+    world = simulation.world("broker")
+    broker, guard = Broker(), Gatekeeper(60.0, world.clock)
+    serving = await simulation.spawn(
+        "broker", world.network.serve(Endpoint("broker", 1), [("Broker", broker)], ListenerAccess(guard))
+    )
 
-        async def client(network: Network) -> None:
-            assert await role(network.connect(serving.endpoint, bearer("good"))) == "client:ada"
-            bad = network.connect(serving.endpoint, bearer("bad"))
-            with pytest.raises(Unauthenticated):
-                await role(bad)
-            with pytest.raises(Unauthenticated):
-                await bad.stream(CONNECT).receive()
-            assert broker.begun == 1
-            stream = network.connect(serving.endpoint, bearer("good")).stream(CONNECT)
-            with pytest.raises(CredentialsExpired):
-                async with asyncio.timeout(61):
-                    await stream.receive()
+    async def client(network: Network) -> None:
+        assert await role(network.connect(serving.endpoint, bearer("good"))) == "client:ada"
+        bad = network.connect(serving.endpoint, bearer("bad"))
+        with pytest.raises(Unauthenticated):
+            await role(bad)
+        with pytest.raises(Unauthenticated):
+            await bad.stream(CONNECT).receive()
+        assert broker.begun == 1
+        stream = network.connect(serving.endpoint, bearer("good")).stream(CONNECT)
+        with pytest.raises(CredentialsExpired):
+            async with asyncio.timeout(61):
+                await stream.receive()
 
-        await simulation.spawn("client", client(simulation.world("client").network))
-
-    _simulate(scenario)
+    await simulation.spawn("client", client(simulation.world("client").network))
 
 
 async def test_the_network_of_the_system_hands_both_on(ends: Ends) -> None:

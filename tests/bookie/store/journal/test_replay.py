@@ -20,6 +20,8 @@ from tests.bookie.entries import KEY, stored_entry
 from tests.bookie.journals import Journals, adds, block_bytes, read_all
 from tests.bookie.stores import NODE, SMALL, add, open_store, payload, simulate
 
+pytestmark = pytest.mark.run_by.with_args(simulate)
+
 ROOMY = replace(
     SMALL, memtable_bytes=1 << 20, log_bytes_max=16 << 20, journal_bytes=1 << 20, journal_first_segment_bytes=64 << 10
 )
@@ -120,16 +122,6 @@ def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None
 
 
 # ---------------------------------------------------------------------------------------- damage
-def test_several_bad_blocks_are_reported_each_and_neighbours_once() -> None:
-    made = filled(blocks=8)
-    journal = made.journals[0]
-    for which in (1, 2, 5):
-        made.overwrite(journal.path, journal.blocks[which][0], bytes(64))
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, 1), (0, 2), (0, 5))
-    assert [damage.offset for damage in reader.damages] == [journal.blocks[1][0], journal.blocks[5][0]]
-
-
 def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
     made = filled(journals=2)
     made.disk.cut(made.journals[0].path, made.journals[0].blocks[2][0] + 100)
@@ -165,29 +157,6 @@ def test_when_the_marked_journal_and_all_others_are_missing_the_mark_is_the_end(
     reader = made.reader(JournalPosition(1, 12288))
     assert (reader.read_blocks(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
     assert len(reader.damages) == 1
-
-
-def test_a_journal_without_a_header_is_reported_and_the_next_one_does_not_take_its_name() -> None:
-    made = filled(journals=3)
-    for number in (2, 3):
-        made.overwrite(made.journals[number - 1].path, 0, bytes(ALIGNMENT))
-    reader = made.reader()
-    assert read_all(reader) == without(made, *[(number - 1, block) for number in (2, 3) for block in range(5)])
-    assert [damage.path for damage in reader.damages] == [made.journals[1].path, made.journals[2].path]
-    assert reader.end.journal == 3
-
-
-def test_a_bad_last_block_in_front_of_a_journal_without_a_header_is_damage() -> None:
-    """Nobody knows any more where the first one ended, but there is a second one: all of it was synced."""
-    made = filled(journals=2)
-    first, second = made.journals
-    offset = first.blocks[-1][0]
-    made.disk.flip_bit(first.path, offset + 60)
-    made.overwrite(second.path, 0, bytes(ALIGNMENT))
-    reader = made.reader()
-    assert read_all(reader) == without(made, (0, 4), *[(1, block) for block in range(5)])
-    assert [(damage.path, damage.offset) for damage in reader.damages] == [(second.path, 0), (first.path, offset)]
-    assert reader.torn_bytes == 0
 
 
 def test_a_block_found_in_a_place_that_is_not_its_own_is_damage() -> None:
@@ -282,19 +251,16 @@ def _hit(made: Journals) -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------------------------------- a store
-def test_a_store_replays_what_is_whole_of_a_header_that_was_hit() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
-        for entry in range(3):
-            await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
-        simulation.crash(NODE)
-        disk = simulation.node(NODE).disk
-        path = [each for each in disk.paths() if each.endswith(".jnl")][-1]
-        disk.flip_bit(path, 20)
-        store = await open_store(simulation)
-        assert store.counters["replayed_records"] == 4
-
-    simulate(main)
+async def test_a_store_replays_what_is_whole_of_a_header_that_was_hit(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
+    for entry in range(3):
+        await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
+    simulation.crash(NODE)
+    disk = simulation.node(NODE).disk
+    path = [each for each in disk.paths() if each.endswith(".jnl")][-1]
+    disk.flip_bit(path, 20)
+    store = await open_store(simulation)
+    assert store.counters["replayed_records"] == 4
 
 
 def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
@@ -334,17 +300,13 @@ def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
     simulate(main)
 
 
-def test_a_replay_flushes_whenever_the_memtable_is_full() -> None:
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, ROOMY)
-        for entry in range(60):
-            assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
-        simulation.crash(NODE)
-        table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
-        store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
-        assert store.statistics()["replayed_records"] == 61
-        assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
-        assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
-
-    simulate(main)
+async def test_a_replay_flushes_whenever_the_memtable_is_full(simulation: Simulation, /) -> None:
+    store = await open_store(simulation, ROOMY)
+    for entry in range(60):
+        assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
+    simulation.crash(NODE)
+    table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
+    store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
+    assert store.statistics()["replayed_records"] == 61
+    assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
+    assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
